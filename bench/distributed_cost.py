@@ -218,7 +218,9 @@ def sharded_cache(machine: Machine, model: Model, link: Link, n: int, context: i
 def pipeline_decode(machine: Machine, model: Model, link: Link, n: int, context: int) -> Cost:
     """A token through n stages, as mlx-lm's: a send behind each stage but the last, then a gather to all ranks."""
     size = model.hidden * model.number
-    return forward(machine, model, 1, context) + exchange(link, n, size) * (n - 1) + all_gather(link, n, size)
+    passed = exchange(link, n, size)
+    path = replace(passed, communication=passed.communication * (n - 1))  # one stage after the other
+    return forward(machine, model, 1, context) + path + all_gather(link, n, size)
 
 
 def pipeline_prefill(machine: Machine, model: Model, link: Link, n: int, tokens: int, *, chunk: int = 2048) -> Cost:
@@ -227,10 +229,13 @@ def pipeline_prefill(machine: Machine, model: Model, link: Link, n: int, tokens:
     count = ceil(tokens / chunk)
     whole = forward(machine, model, tokens, tokens)
     passed = exchange(link, n, chunk * model.hidden * model.number)
+    stage = whole.compute / n / count
     rounds = count + n - 1
-    sent = passed * rounds
-    hidden = min(sent.communication, whole.compute) * (count - 1) / count
-    return replace(sent, compute=whole.compute / n / count * rounds, hidden=hidden, kernels=whole.kernels * count / n)
+    # A stage sends a chunk while it works on the next; the way of the first chunk through all stages is not hidden.
+    hidden = (count - 1) * min(passed.communication, stage)
+    communication = (rounds - 1) * passed.communication
+    cost = Cost(rounds * stage, communication, hidden if n > 1 else 0.0, kernels=whole.kernels * count / n)
+    return replace(cost, sent=passed.sent * count, messages=passed.messages * count)
 
 
 # ---- Ring attention --------------------------------------------------------------------------------------------------

@@ -99,6 +99,22 @@ def test_zigzag_is_even_and_contiguous_is_not():
     assert simulation.imbalance(Ring(8, LENGTH)) == pytest.approx(2 - 1 / 8, rel=0.01)
 
 
+@pytest.mark.parametrize("n", [2, 4])
+def test_schemes_send_what_their_collectives_send(n):
+    hidden, layers = TINY.hidden, TINY.layers
+    share = 2 * (n - 1) / n
+    decode = cost.tensor_parallel(MACHINE, TINY, PLAIN, 2, 1, 100)
+    assert decode.sent == 2 * layers * hidden * TINY.number  # 2 sums of a layer, each of 1 / 2 to the other, twice
+    step = cost.data_parallel(MACHINE, TINY, PLAIN, n, 64)
+    assert step.sent == pytest.approx(share * TINY.weights * 4)
+    sharded = cost.data_parallel(MACHINE, TINY, PLAIN, n, 64, sharded=True)
+    assert sharded.sent - step.sent == pytest.approx((n - 1) / n * TINY.weights * TINY.weight)
+    cache = cost.sharded_cache(MACHINE, TINY, PLAIN, n, 100)
+    assert cache.sent == layers * (n - 1) * TINY.heads * (TINY.head_dim + 1) * 4
+    token = cost.pipeline_decode(MACHINE, TINY, PLAIN, n, 100)
+    assert token.sent == n * hidden * TINY.number  # to the next stage, and at last to all others
+
+
 # ---- Times -----------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +158,23 @@ def test_a_slow_rank_delays_all_and_jitter_costs_less_than_its_largest_share():
     assert slow.total == pytest.approx(1.5 * even, rel=0.02)
     jittery = [traced(4, ZIGZAG, True, False, factor=simulation.jitter(0.2, seed))[0].total for seed in range(5)]
     assert all(even < total < 1.2 * even for total in jittery)
+
+
+@pytest.mark.parametrize(("n", "chunks"), [(2, 1), (2, 8), (4, 3), (8, 16)])
+@pytest.mark.parametrize("bandwidth", [1e7, 1e8, 1e9])
+def test_a_pipeline_takes_as_long_as_its_stages(n, chunks, bandwidth):
+    link, tokens = replace(PLAIN, bandwidth=bandwidth), 256
+    stage = cost.forward(MACHINE, TINY, chunks * tokens, chunks * tokens).compute / n / chunks
+    transfer = cost.exchange(link, n, tokens * TINY.hidden * TINY.number).seconds
+    arrived, ready = [0.0] * chunks, 0.0
+    for _ in range(n):
+        sending = ready = 0.0
+        for chunk in range(chunks):
+            ready = max(ready, arrived[chunk]) + stage
+            sending = max(sending, ready) + transfer
+            arrived[chunk] = sending
+    found = cost.pipeline_prefill(MACHINE, TINY, link, n, chunks * tokens, chunk=tokens)
+    assert found.seconds == pytest.approx(ready)  # of the last stage, which sends nothing on
 
 
 # ---- Limits ----------------------------------------------------------------------------------------------------------
