@@ -108,7 +108,7 @@ def rates(rounds: int) -> dict[str, dict[str, Any]]:
         add(f"attention, {length} tokens", lambda q=q, k=k, v=v: mlx_anvil.flash_attention(q, k, v), "flops", work)
         if length < 4096:
             gradient = lambda q=q, k=k, v=v: mx.vjp(mlx_anvil.flash_attention, [q, k, v], [q])  # noqa: E731
-            add(f"attention with gradients, {length} tokens", gradient, "flops", 3.5 * work)
+            add(f"attention with gradients, {length}", gradient, "flops", 3.5 * work)
     q = mx.random.normal((1, HEADS, 1, HEAD_DIM)).astype(mx.bfloat16)
     k, v = (mx.random.normal((1, KV_HEADS, 32768, HEAD_DIM)).astype(mx.bfloat16) for _ in range(2))
     mx.eval(q, k, v)
