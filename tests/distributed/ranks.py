@@ -62,7 +62,7 @@ def run(
     """
     with tempfile.TemporaryDirectory() as folder:
         hosts = Path(folder, "hosts.json")
-        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(ranks)]))
+        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(ranks)]))
         call = Path(folder, "call")
         call.write_bytes(pickle.dumps((function.__module__, function.__qualname__, arguments)))
         processes = []
@@ -96,7 +96,8 @@ def _ended(folder: str, rank: int, status: int, seconds: float) -> Ended:
     return Ended(status, value, Path(folder, f"output{rank}").read_text(errors="replace"), seconds)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nothing listens on."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))

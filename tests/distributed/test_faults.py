@@ -19,21 +19,21 @@ DIFFER = "[check_ranks] the processes differ; allowed: none does. "
 
 
 @pytest.mark.parametrize(
-    ("fault", "failing", "how", "seconds"),
+    ("fault", "failing", "processes", "how", "seconds"),
     [
-        ("kill", 2, "ended", 0),
-        ("kill", 0, "ended", 0),
-        ("stop", 1, "has not answered for", TIMEOUT),
-        ("stop", 0, "has not answered for", TIMEOUT),
-        ("loop", 2, "has taken no step for", TIMEOUT),
-        ("exit", 1, "failed: SystemExit: 3", 0),
-        ("error", 0, "failed: ValueError: no such batch", 0),
-        ("exit 0", 1, "has left the block", TIMEOUT),
+        ("kill", 2, 3, "ended", 0),
+        ("kill", 0, 3, "ended", 0),
+        ("stop", 1, 3, "has not answered for", TIMEOUT),
+        ("stop", 0, 2, "has not answered for", TIMEOUT),
+        ("loop", 1, 2, "has taken no step for", TIMEOUT),
+        ("exit", 1, 3, "failed: SystemExit: 3", 0),
+        ("error", 0, 3, "failed: ValueError: no such batch", 0),
+        ("exit 0", 1, 2, "has left the block", TIMEOUT),
     ],
 )
-def test_the_others_name_the_one_that_fails(fault: str, failing: int, how: str, seconds: float):
+def test_the_others_name_the_one_that_fails(fault: str, failing: int, processes: int, how: str, seconds: float):
     begin = time.monotonic()
-    ended = ranks.run(fault_programs.steps_with_fault, 3, fault, failing, TIMEOUT, seconds=40)
+    ended = ranks.run(fault_programs.steps_with_fault, processes, fault, failing, TIMEOUT, seconds=40)
     pid, failed_at = re.search(r"pid (\d+) fails at ([\d.]+)", ended[failing].output).groups()
     for rank, process in enumerate(ended):
         if rank == failing:
@@ -41,13 +41,13 @@ def test_the_others_name_the_one_that_fails(fault: str, failing: int, how: str, 
         text = process.result or process.output
         name = rf"rank {failing} \([^ ]+, pid {pid}\)"
         assert re.search(rf"\[watch\] {name}(, in fail at \S+:\d+,)? {re.escape(how)}", text), text
-        assert f"rank {rank} of 3" in text
+        assert f"This is rank {rank} of {processes}." in text
         assert process.status == (0 if process.result else STATUS), text
         assert seconds - 0.5 < begin + process.seconds - float(failed_at) < LIMIT + seconds / TIMEOUT
 
 
 def test_slow_processes_are_no_fault():
-    assert ranks.results(fault_programs.slow_but_well, 3, 1.0, 5.0) == [[6.0] * 5] * 3
+    assert ranks.results(fault_programs.slow_but_well, 2, 1.0, 5.0) == [[3.0] * 5] * 2
 
 
 def test_ranks_that_stall_together_say_where():

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlx_anvil.distributed._exchange import has, listed
@@ -23,10 +24,13 @@ class Member(ABC):
         verdict: which process has failed and how, or "".
     """
 
-    def __init__(self, channel: Channel, rank: int, timeout: float, main_thread: int) -> None:
+    def __init__(
+        self, channel: Channel, rank: int, timeout: float, main_thread: int, say: Callable[[str], None]
+    ) -> None:
         self.steps = 0
         self.verdict = ""
         self._channel, self._rank, self._timeout, self._main_thread = channel, rank, timeout, main_thread
+        self._say = say
         self._finished, self._failure = False, ""
         self._over = threading.Event()
         self._heard = dict.fromkeys(channel.connections, time.monotonic())
@@ -74,6 +78,8 @@ class Member(ABC):
     def _close(self, selector: selectors.BaseSelector) -> None:
         """Reads until the others close: a socket that is closed with unread data loses what it has sent last."""
         self._over.set()
+        if self.verdict:  # at once: whoever started the processes may end this one next
+            self._say(self.verdict)
         for connection in self._channel.connections.values():
             connection.end()
         end = time.monotonic() + CLOSING_SECONDS
@@ -154,8 +160,10 @@ class _Progress:
 class Judge(Member):
     """Rank 0."""
 
-    def __init__(self, channel: Channel, rank: int, timeout: float, main_thread: int) -> None:
-        super().__init__(channel, rank, timeout, main_thread)
+    def __init__(
+        self, channel: Channel, rank: int, timeout: float, main_thread: int, say: Callable[[str], None]
+    ) -> None:
+        super().__init__(channel, rank, timeout, main_thread, say)
         self._progress = {each.rank: _Progress(time.monotonic()) for each in channel.processes}
         self._stepping = False
 

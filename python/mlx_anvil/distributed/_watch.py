@@ -33,9 +33,10 @@ class watch:
       of any process on;
     - it leaves the ``with`` block by an exception.
 
-    What the others do: if the main thread leaves the ``with`` block by an exception within a second, as it does where
-    MLX reports a lost connection, that becomes a ``RuntimeError`` which names the failed process. A main thread that
-    waits in MLX cannot raise an exception: then the process writes one line to stderr and ends with exit status 75.
+    What the others do: each writes a line to stderr that names the failed process. If the main thread leaves the
+    ``with`` block by an exception within a second, as it does where MLX reports a lost connection, that becomes a
+    ``RuntimeError`` of this text. A main thread that waits in MLX cannot raise an exception: then the process ends, with
+    exit status 75.
 
     At the normal end of the ``with`` block a process waits until all have come to it, so that none is missed by the
     others. They have to come within ``timeout`` seconds of their last step, or of the first process there.
@@ -92,7 +93,7 @@ class watch:
         if self._group.size() > 1:
             self._channel = connect(self._group, address=self._address, seconds=self._timeout, name=_NAME)
             kind: type[Member] = Follower if self._group.rank() else Judge
-            self._member = kind(self._channel, self._group.rank(), self._timeout, threading.get_ident())
+            self._member = kind(self._channel, self._group.rank(), self._timeout, threading.get_ident(), self._say)
             self._left.clear()
             self._thread = threading.Thread(target=self._run, name="mlx-anvil-watch", daemon=True)
             self._thread.start()
@@ -113,11 +114,15 @@ class watch:
         self._left.set()
         thread.join(2 * _GRACE_SECONDS)
         if member.verdict and (error is None or may_be_peer):
-            raise RuntimeError(f"{_NAME} {member.verdict}. This was {self._self()}.") from error
+            raise RuntimeError(self._text(member.verdict)) from error
         return False
 
-    def _self(self) -> str:
-        return f"rank {self._group.rank()} of {self._group.size()}"
+    def _text(self, verdict: str) -> str:
+        return f"{_NAME} {verdict}. This is rank {self._group.rank()} of {self._group.size()}."
+
+    def _say(self, verdict: str) -> None:
+        text = self._text(verdict) + "\n"
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
 
     def _run(self) -> None:
         """The thread: heartbeats until the block is left, or until the verdict."""
@@ -133,6 +138,4 @@ class watch:
             flush = threading.Thread(target=sys.stdout.flush, daemon=True)
             flush.start()
             flush.join(_FLUSH_SECONDS)
-            text = f"{_NAME} {member.verdict}; this process ({self._self()}) ends.\n"
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
             os._exit(STATUS)
