@@ -13,7 +13,7 @@ from mlx_anvil import distributed
 pytestmark = pytest.mark.cpu_only
 
 ELEMENTWISE = ["SGD", "RMSprop", "Adagrad", "AdaDelta", "Adam", "AdamW", "Adamax", "Lion"]
-# Other buckets add the processes' gradients in another order; AdaDelta and Lion amplify it where they divide by little.
+# Sums in another order round differently; optimizers that divide by a small root amplify it.
 TOLERANCE = 1e-5
 
 

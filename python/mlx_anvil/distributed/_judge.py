@@ -13,7 +13,7 @@ from mlx_anvil.distributed._side_channel import Channel, Message
 
 _MOST_BEAT_SECONDS = 1.0
 _MOST_TICK_SECONDS = 0.25
-CLOSING_SECONDS = 0.5
+_CLOSING_SECONDS = 0.5
 
 
 class Member(ABC):
@@ -53,7 +53,7 @@ class Member(ABC):
         beat = min(_MOST_BEAT_SECONDS, self._timeout / 5)
         tick = min(_MOST_TICK_SECONDS, beat)
         last = time.monotonic()
-        said = last - beat
+        said, ending = last - beat, (False, "")
         try:
             with selectors.DefaultSelector() as selector:
                 for rank, connection in self._channel.connections.items():
@@ -67,8 +67,8 @@ class Member(ABC):
                     if now - last > self._timeout / 2:  # this process could not listen; the others may be well
                         self._excuse(now - last, now)
                     last = now
-                    if now - said >= beat or self._finished or self._failure:
-                        said = now
+                    if now - said >= beat or ending != (self._finished, self._failure):
+                        said, ending = now, (self._finished, self._failure)
                         self._report()
                     self._judge(now)
                 self._close(selector)
@@ -82,7 +82,7 @@ class Member(ABC):
             self._say(self.verdict)
         for connection in self._channel.connections.values():
             connection.end()
-        end = time.monotonic() + CLOSING_SECONDS
+        end = time.monotonic() + _CLOSING_SECONDS
         while selector.get_map() and time.monotonic() < end:
             for key, _ in selector.select(_MOST_TICK_SECONDS):
                 connection = self._channel.connections[key.data]
@@ -190,9 +190,10 @@ class Judge(Member):
             self._stepping = True
             for progress in every:
                 progress.moved = now
-        verdict = self._failed()
-        verdict = verdict or next(filter(None, (self._silence(rank, now) for rank in self._channel.connections)), "")
-        verdict = verdict or (self._stalled(now) if self._stepping else "")
+        # A process that died comes first: those that failed may have done so because of it.
+        well = [rank for rank in self._channel.connections if not self._progress[rank].failure]
+        verdict = next(filter(None, (self._silence(rank, now) for rank in well)), "")
+        verdict = verdict or self._failed() or (self._stalled(now) if self._stepping else "")
         if verdict:
             # This process says why it failed itself, by its exception.
             self.verdict = "" if self._failure else verdict

@@ -30,8 +30,8 @@ class ShardedOptimizer:
     """Wraps an optimizer of MLX for data-parallel training: each process keeps 1/n of its state (ZeRO stage 1).
 
     A step averages the gradients of the processes, each process updates its own part of the parameters, and the parts
-    are gathered. All processes then have the same parameters, bit for bit, and those that ``optimizer`` alone computes
-    from the averaged gradients. The sums start during the backward pass, as in :func:`reduce_gradients`.
+    are gathered. All processes then have the same parameters, bit for bit. They are those that ``optimizer`` alone
+    computes from the averaged gradients, to the rounding of sums in another order. The sums start during the backward pass, as in :func:`reduce_gradients`.
 
     How the parameters are split:
 

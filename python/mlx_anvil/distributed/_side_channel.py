@@ -70,7 +70,7 @@ class Connection:
         except OSError:
             self.ended = True
         *lines, rest = self._received.split(b"\n")
-        self._received = bytearray(rest[:_LONGEST_LINE])
+        self._received = bytearray(rest)
         return [json.loads(line) for line in lines]
 
     def end(self) -> None:

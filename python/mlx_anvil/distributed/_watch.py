@@ -1,15 +1,17 @@
 """``watch``: a process that dies, stops or stalls ends the others with an error that names it."""
 
+import contextlib
 import math
 import os
 import sys
 import threading
+import time
 from types import TracebackType
 from typing import Literal
 
 import mlx.core as mx
 
-from mlx_anvil.distributed._judge import CLOSING_SECONDS, Follower, Judge, Member
+from mlx_anvil.distributed._judge import Follower, Judge, Member
 from mlx_anvil.distributed._side_channel import Channel, connect
 
 _NAME = "[watch]"
@@ -17,6 +19,7 @@ STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again, from the last checkpoint
 # An exception that MLX raises because of a dead peer comes at about the time of the verdict, on either side of it.
 _GRACE_SECONDS = 1.0
 _FLUSH_SECONDS = 0.5
+_LONGEST_SUMMARY = 300
 
 
 class watch:
@@ -80,6 +83,7 @@ class watch:
         self._channel: Channel | None = None
         self._thread: threading.Thread | None = None
         self._left = threading.Event()
+        self._ends = 0.0  # when this process ends, after a verdict
 
     def step(self) -> None:
         """Says that this process makes progress. Call it once a step, before the call that waits for other processes.
@@ -110,7 +114,7 @@ class watch:
             member.finish()
             member.wait()
         elif not (may_be_peer and member.wait(_GRACE_SECONDS)):
-            member.fail(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            member.fail(_summary(error))
         self._left.set()
         thread.join(2 * _GRACE_SECONDS)
         if member.verdict and (error is None or may_be_peer):
@@ -121,8 +125,9 @@ class watch:
         return f"{_NAME} {verdict}. This is rank {self._group.rank()} of {self._group.size()}."
 
     def _say(self, verdict: str) -> None:
-        text = self._text(verdict) + "\n"
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+        self._ends = time.monotonic() + _GRACE_SECONDS
+        with contextlib.suppress(OSError, ValueError):  # no stderr
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{self._text(verdict)}\n".encode())
 
     def _run(self) -> None:
         """The thread: heartbeats until the block is left, or until the verdict."""
@@ -133,9 +138,14 @@ class watch:
             member.run()
         finally:
             channel.close()
-        if member.verdict and not self._left.wait(_GRACE_SECONDS - CLOSING_SECONDS):
+        if member.verdict and not self._left.wait(max(0.0, self._ends - time.monotonic())):
             # A flush waits while the main thread writes.
             flush = threading.Thread(target=sys.stdout.flush, daemon=True)
             flush.start()
             flush.join(_FLUSH_SECONDS)
             os._exit(STATUS)
+
+
+def _summary(error: BaseException) -> str:
+    line = str(error).strip().partition("\n")[0][:_LONGEST_SUMMARY]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
