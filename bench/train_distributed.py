@@ -1,0 +1,115 @@
+"""A data-parallel training step: what communication costs, what overlapping it saves, and the state of a process.
+
+    OMP_NUM_THREADS=1 mlx.launch -n 2 --backend ring --python "$(which python)" bench/train_distributed.py
+
+writes bench/results/train_distributed_<n>_cpu.json. The processes train a stack of linear layers, each on its own rows.
+In turn, and then in reverse: the gradients alone; the sums of them alone; and whole steps of AdamW, with MLX's
+average_gradients in one graph with the backward pass, and with ShardedOptimizer. The sums alone wait for no gradient, so
+a step without overlap takes about as long as both, and one with full overlap as long as the longer one.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from harness import Timing, as_json, console_table, ratio, write_results
+
+import click
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx.utils import tree_flatten, tree_map
+from rich.console import Console
+
+from mlx_anvil import distributed
+
+DIMS = 512
+BUCKET_BYTES = 2 << 20
+LABELS = ("gradients alone", "sums alone", "average_gradients, AdamW", "ShardedOptimizer")
+
+
+def runs_of(
+    model: nn.Module, inputs: mx.array, group: mx.distributed.Group
+) -> tuple[dict[str, Callable[[], None]], Any]:
+    """The contestants, and the state of the optimizers that they step."""
+    gradients_of = nn.value_and_grad(model, lambda model, x: model(x).square().mean())
+    made = gradients_of(model, inputs)[1]
+    mx.eval(made)
+    alone = optim.AdamW(1e-4)
+    sharded = distributed.ShardedOptimizer(optim.AdamW(1e-4), group, bucket_bytes=BUCKET_BYTES)
+    stream = mx.new_stream(mx.cpu)
+
+    def gradients() -> None:
+        mx.eval(gradients_of(model, inputs))
+
+    def sums() -> None:
+        mx.eval(distributed.reduce_gradients(tree_map(mx.array, made), group, bucket_bytes=BUCKET_BYTES))
+
+    def step_of_mlx() -> None:
+        value, local = gradients_of(model, inputs)
+        alone.update(model, nn.average_gradients(local, group, BUCKET_BYTES, stream))
+        mx.eval(value, model.parameters(), alone.state)
+
+    def step() -> None:
+        value, local = gradients_of(model, inputs)
+        sharded.update(model, local)
+        mx.eval(value, model.parameters(), sharded.state)
+
+    return dict(zip(LABELS, (gradients, sums, step_of_mlx, step), strict=True)), (alone, sharded)
+
+
+def timed(runs: dict[str, Callable[[], None]], rounds: int, group: mx.distributed.Group) -> dict[str, Timing]:
+    """As many rounds in every process: those of harness.measure depend on the time that a process sees."""
+    seconds: dict[str, list[float]] = {label: [] for label in runs}
+    for number in range(rounds + 1):
+        for label in list(runs)[:: 1 if number % 2 else -1]:
+            mx.eval(mx.distributed.all_sum(mx.zeros(1), group=group))  # the processes start together
+            begin = time.perf_counter()
+            runs[label]()
+            if number:
+                seconds[label].append(time.perf_counter() - begin)
+    return {label: Timing.of(each) for label, each in seconds.items()}
+
+
+@click.command()
+@click.option("--layers", default=12, show_default=True)
+@click.option("--rows", default=256, show_default=True, help="Of a process's batch.")
+@click.option("--rounds", default=6, show_default=True, help="After a warm-up.")
+def main(layers: int, rows: int, rounds: int) -> None:
+    """Runs the benchmark; rank 0 prints its table and writes its results."""
+    group = mx.distributed.init()
+    mx.random.seed(0)
+    model = nn.Sequential(*[nn.Linear(DIMS, DIMS, bias=False) for _ in range(layers)])
+    inputs = mx.random.normal((rows, DIMS), key=mx.random.key(group.rank()))
+    mx.eval(model.parameters(), inputs)
+    with distributed.watch(group):
+        runs, (alone, sharded) = runs_of(model, inputs, group)
+        seconds = timed(runs, rounds, group)
+    state = {
+        label: sum(array.nbytes for _, array in tree_flatten(each.state))
+        for label, each in (("AdamW", alone), ("sharded", sharded))
+    }
+    if group.rank():
+        return
+    row = {
+        "processes": group.size(),
+        "layers": layers,
+        "rows": rows,
+        "bytes_of_gradients": layers * DIMS * DIMS * 4,
+        "bytes_of_state": state,
+        "seconds": {label: as_json(each) for label, each in seconds.items()},
+        "speedup": round(ratio(seconds[LABELS[2]], seconds[LABELS[3]]), 2),
+    }
+    table = console_table(
+        f"{group.size()} processes, {layers} layers of {DIMS}: medians in ms; state of rank 0 in MB",
+        figures=(*LABELS, "x", "state of AdamW", "sharded"),
+    )
+    figures = [f"{seconds[label].median * 1e3:.0f}" for label in LABELS]
+    table.add_row(*figures, f"{row['speedup']:.2f}", *(f"{each / 1e6:.1f}" for each in state.values()))
+    console = Console(width=130)
+    console.print(table)
+    console.print(f"written: {write_results(f'train_distributed_{group.size()}_cpu', [row])}")
+
+
+if __name__ == "__main__":
+    main()
