@@ -41,6 +41,14 @@ def test_sharded_optimizers_do_what_optimizers_alone_do(processes: int):
         assert sum(result[name][2] for result in results) < whole + 200 * processes, name
 
 
+def test_steps_of_every_kind_agree():
+    ways = ranks.results(programs.variants, 3)[0]
+    plain = ways.pop("plain")
+    assert set(ways) == {"compiled", "averaged before", "with sum_scatter"}
+    for way, parameters in ways.items():
+        assert largest_difference(parameters, plain) < 1e-6, way
+
+
 def test_another_number_of_processes_reads_the_state():
     """Two processes train; one goes on alone, with its own batches."""
     parameters, state, *_ = ranks.results(programs.optimizers, 2, ["AdamW"])[0]["AdamW"]

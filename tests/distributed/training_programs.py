@@ -88,6 +88,42 @@ def optimizers(names: list[str]) -> dict[str, tuple[Arrays, Arrays, int, Arrays,
     return results
 
 
+def variants() -> dict[str, Arrays]:
+    """The parameters after the same steps, made in several ways."""
+    group = mx.distributed.init()
+    parameters = {name: trained(name, group) for name in ("plain", "compiled", "averaged before")}
+    mx.distributed.sum_scatter = sum_and_cut
+    return parameters | {"with sum_scatter": trained("with sum_scatter", group)}
+
+
+def trained(way: str, group: mx.distributed.Group) -> Arrays:
+    model, averages = small_model(), way == "averaged before"
+    optimizer = distributed.ShardedOptimizer(
+        optim.AdamW(0.01), group, max_norm=MAX_NORM, bucket_bytes=BUCKET_BYTES, reduce=not averages
+    )
+    optimizer.init(model.trainable_parameters())
+    gradients_of = nn.value_and_grad(model, loss)
+
+    def step(inputs: mx.array) -> mx.array:
+        value, gradients = gradients_of(model, inputs)
+        optimizer.update(model, nn.average_gradients(gradients, group) if averages else gradients)
+        return value
+
+    state = [model.state, optimizer.state]
+    if way == "compiled":
+        step = mx.compile(step, inputs=state, outputs=state)
+    for inputs in batches(group.rank()):
+        mx.eval(step(inputs), state)
+    return arrays_of(model.parameters())
+
+
+def sum_and_cut(array: mx.array, *, group: mx.distributed.Group, stream: mx.Stream | None = None) -> mx.array:
+    """mx.distributed.sum_scatter, which the ring has not."""
+    length = array.shape[0] // group.size()
+    total = mx.distributed.all_sum(array, group=group, stream=stream)
+    return total[group.rank() * length : (group.rank() + 1) * length]
+
+
 def nbytes(tree: Any) -> int:
     return sum(array.nbytes for _, array in tree_flatten(tree))
 

@@ -84,12 +84,12 @@ class ElementParts(Parts):
         return own
 
     def gathered(self, own: Any, parameters: Any, chain: Chain) -> Any:
-        arrays = self._arrays(parameters)
-        flat = []
+        full = self._arrays(parameters)
         for name, indices in self._indices.items():
-            full = parted(chain.all_gather(own[name]), [arrays[i] for i in indices])
-            flat += [(self.paths[i], array) for i, array in zip(indices, full, strict=True)]
-        return tree_unflatten(sorted(flat, key=lambda each: self.paths.index(each[0])))
+            parts = parted(chain.all_gather(own[name]), [full[i] for i in indices])
+            for index, array in zip(indices, parts, strict=True):
+                full[index] = array
+        return tree_unflatten(list(zip(self.paths, full, strict=True)))
 
     def merged(self, states: Sequence[dict[str, mx.array]]) -> dict[str, mx.array]:
         full = {}

@@ -93,12 +93,14 @@ def buckets(arrays: Sequence[mx.array], bucket_bytes: int) -> list[list[int]]:
     """Indices of arrays that are communicated together, all of one dtype. The last arrays come first."""
     complete: list[list[int]] = []
     growing: dict[mx.Dtype, list[int]] = {}
+    nbytes: dict[mx.Dtype, int] = {}
     for index in reversed(range(len(arrays))):
         dtype = arrays[index].dtype
-        bucket = growing.setdefault(dtype, [])
-        bucket.append(index)
-        if sum(arrays[each].nbytes for each in bucket) >= bucket_bytes:
+        growing.setdefault(dtype, []).append(index)
+        nbytes[dtype] = nbytes.get(dtype, 0) + arrays[index].nbytes
+        if nbytes[dtype] >= bucket_bytes:
             complete.append(growing.pop(dtype))
+            del nbytes[dtype]
     return complete + list(growing.values())
 
 

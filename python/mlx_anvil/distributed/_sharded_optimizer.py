@@ -70,6 +70,8 @@ class ShardedOptimizer:
         >>> optimizer.update(model, gradients)
         >>> mx.eval(loss, model.parameters(), optimizer.state)
 
+    A step can be compiled with ``mx.compile``, after :meth:`init`.
+
     Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020.
     """
 
