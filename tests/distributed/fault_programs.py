@@ -70,7 +70,7 @@ def slow_but_well(silence: float, timeout: float) -> list[float]:
     rank, size = group.rank(), group.size()
     sums = []
     with distributed.watch(group, timeout=silence):
-        for index, wait in enumerate((mx.eval, mx.array.item, lambda x: bytes(memoryview(x)), synchronize)):
+        for index, wait in enumerate((mx.eval, lambda x: bytes(memoryview(x)), synchronize)):
             if index % size == rank:
                 time.sleep(1.5 * silence)
             total = mx.distributed.all_sum(mx.array(1.0 + rank), group=group)

@@ -12,8 +12,8 @@ from mlx_anvil import distributed
 pytestmark = pytest.mark.cpu_only
 
 TIMEOUT = 2.0
-# The promise is TIMEOUT + 2; the rest is for processes of other tests on the same cores.
-LIMIT = TIMEOUT + 3
+# The others end within two seconds of the time limit; one more is for other tests on the same cores.
+ENDING_SECONDS = 3.0
 STATUS = 75
 DIFFER = "[check_ranks] the processes differ; allowed: none does. "
 
@@ -43,11 +43,11 @@ def test_the_others_name_the_one_that_fails(fault: str, failing: int, processes:
         assert re.search(rf"\[watch\] {name}(, in fail at \S+:\d+,)? {re.escape(how)}", text), text
         assert f"This is rank {rank} of {processes}." in text
         assert process.status == (0 if process.result else STATUS), text
-        assert seconds - 0.5 < begin + process.seconds - float(failed_at) < LIMIT + seconds / TIMEOUT
+        assert seconds - 0.5 < begin + process.seconds - float(failed_at) < seconds + ENDING_SECONDS
 
 
 def test_slow_processes_are_no_fault():
-    assert ranks.results(fault_programs.slow_but_well, 2, 1.0, 5.0) == [[3.0] * 5] * 2
+    assert ranks.results(fault_programs.slow_but_well, 2, 1.0, 5.0) == [[3.0] * 4] * 2
 
 
 def test_ranks_that_stall_together_say_where():

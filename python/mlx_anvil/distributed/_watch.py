@@ -41,6 +41,8 @@ class watch:
     ``RuntimeError`` of this text. A main thread that waits in MLX cannot raise an exception: then the process ends, with
     exit status 75.
 
+    Enter the block first: a process that fails before is not noticed.
+
     At the normal end of the ``with`` block a process waits until all have come to it, so that none is missed by the
     others. They have to come within ``timeout`` seconds of their last step, or of the first process there.
 
