@@ -1,8 +1,8 @@
 """A data-parallel training step: what communication costs, what overlapping it saves, and the state of a process.
 
-    OMP_NUM_THREADS=1 mlx.launch -n 2 --backend ring --python "$(which python)" bench/train_distributed.py
+    OMP_NUM_THREADS=1 mlx.launch -n 2 --backend ring --python "$(which python)" bench/data_parallel.py
 
-writes bench/results/train_distributed_<n>_cpu.json. The processes train a stack of linear layers, each on its own rows.
+writes bench/results/data_parallel_<n>_cpu.json. The processes train a stack of linear layers, each on its own rows.
 In turn, and then in reverse: the gradients alone; the sums of them alone; and whole steps of AdamW, with MLX's
 average_gradients in one graph with the backward pass, and with ShardedOptimizer. The sums alone wait for no gradient, so
 a step without overlap takes about as long as both, and one with full overlap as long as the longer one.
@@ -108,7 +108,7 @@ def main(layers: int, rows: int, rounds: int) -> None:
     table.add_row(*figures, f"{row['speedup']:.2f}", *(f"{each / 1e6:.1f}" for each in state.values()))
     console = Console(width=130)
     console.print(table)
-    console.print(f"written: {write_results(f'train_distributed_{group.size()}_cpu', [row])}")
+    console.print(f"written: {write_results(f'data_parallel_{group.size()}_cpu', [row])}")
 
 
 if __name__ == "__main__":
