@@ -4,17 +4,25 @@ Every function takes a group, as ``mx.distributed.init()`` returns it, of any ba
 """
 
 from mlx_anvil._ext import ring_attention
+from mlx_anvil.distributed._check_ranks import check_ranks
 from mlx_anvil.distributed._decode import decode_attention
 from mlx_anvil.distributed._generate import generate, prefill
 from mlx_anvil.distributed._merge import merge_attention
+from mlx_anvil.distributed._reduce import reduce_gradients
 from mlx_anvil.distributed._sharded_cache import ShardedKVCache, make_sharded_cache
+from mlx_anvil.distributed._sharded_optimizer import ShardedOptimizer
+from mlx_anvil.distributed._watch import watch
 
 __all__ = [
     "ShardedKVCache",
+    "ShardedOptimizer",
+    "check_ranks",
     "decode_attention",
     "generate",
     "make_sharded_cache",
     "merge_attention",
     "prefill",
+    "reduce_gradients",
     "ring_attention",
+    "watch",
 ]
