@@ -5,6 +5,7 @@ import inspect
 import re
 
 import mlx_anvil
+import mlx_anvil.distributed
 import mlx_anvil.lm
 import mlx_anvil.mslc
 import mlx_anvil.patching
@@ -14,7 +15,7 @@ def public_names() -> dict[str, object]:
     """Public names by the path that users write, without submodules and plain values."""
     names_of_package = set(mlx_anvil.__all__)
     names = {f"mlx_anvil.{name}": getattr(mlx_anvil, name) for name in names_of_package}
-    for module in (mlx_anvil.lm, mlx_anvil.mslc, mlx_anvil.patching):
+    for module in (mlx_anvil.distributed, mlx_anvil.lm, mlx_anvil.mslc, mlx_anvil.patching):
         names |= {f"{module.__name__}.{name}": getattr(module, name) for name in set(module.__all__) - names_of_package}
     own = (name for name, value in vars(mlx_anvil.nn).items() if getattr(value, "__module__", "") == "mlx_anvil.nn")
     names |= {f"mlx_anvil.nn.{name}": getattr(mlx_anvil.nn, name) for name in own}

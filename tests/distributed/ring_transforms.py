@@ -5,10 +5,10 @@ from contextlib import nullcontext
 
 import mlx.core as mx
 import numpy as np
+from ring_programs import rows_of
 
 import mlx_anvil
 from mlx_anvil.distributed import ring_attention
-from ring_programs import part_of, rows_of
 
 PART, HEADS, KV_HEADS, DIM = 6, 4, 2, 8
 Function = Callable[..., mx.array]

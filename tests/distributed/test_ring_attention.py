@@ -2,12 +2,12 @@
 
 import mlx.core as mx
 import pytest
-
 import ranks
 import ring_programs
 import ring_transforms
-from mlx_anvil.distributed import ring_attention
 from ring_programs import Case
+
+from mlx_anvil.distributed import ring_attention
 from support import FLOAT32_TOLERANCE, GRADIENT_FACTOR, OUTPUT_FACTOR
 
 pytestmark = pytest.mark.cpu_only
@@ -109,10 +109,9 @@ def test_a_lost_neighbour_is_named():
     assert ended[2].status == -9
     for rank in (0, 1):
         first, second = ended[rank].result.splitlines()
-        assert first.startswith(f"[ring_attention] rank {rank} ") and "connection to a peer was lost" in first
-        assert second == (
-            "[ring_attention] an earlier transfer of this process failed; start all ranks again."
-        )
+        assert first.startswith(f"[ring_attention] rank {rank} ")
+        assert "connection to a peer was lost" in first
+        assert second == ("[ring_attention] an earlier transfer of this process failed; start all ranks again.")
     # The other one may end first, and then be the lost neighbour of this one.
     assert any("rank 2: " in ended[rank].result for rank in (0, 1))
 
@@ -146,7 +145,8 @@ def test_errors(change, error, text):
     arguments = {"q": X, "k": X, "v": X} | change
     with pytest.raises(error) as raised:
         ring_attention(**arguments)
-    assert str(raised.value).startswith("[ring_attention] ") and text in str(raised.value)
+    assert str(raised.value).startswith("[ring_attention] ")
+    assert text in str(raised.value)
 
 
 def test_an_odd_part_has_no_two_chunks():

