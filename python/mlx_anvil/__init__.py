@@ -22,7 +22,7 @@ _compat.check(
     installed_tags=_compat.installed_nanobind_tags(),
 )
 
-from mlx_anvil import _calls, _cuda, _ext, _tuning, lm, nn, reference  # noqa: E402  (the check comes first)
+from mlx_anvil import _calls, _cuda, _ext, _tuning, distributed, lm, nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._composed import composed  # noqa: E402
 from mlx_anvil._ext import (  # noqa: E402
     AttentionPlan,
@@ -73,6 +73,7 @@ __all__ = [
     "attention_plan",
     "causal_conv1d",
     "composed",
+    "distributed",
     "flash_attention",
     "gated",
     "gated_delta",
