@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.nn.layers.distributed import sum_gradients
 
 from mlx_anvil import _ext
 from mlx_anvil import nn as anvil_nn
@@ -31,6 +32,7 @@ _OF_NN = {
 }
 _OF_TWO = {SWIGLU: "silu", GEGLU: "gelu_tanh"}
 _PRODUCTS = (nn.QuantizedLinear.__call__, anvil_nn.QuantizedLinear.__call__)
+_SHARDED_PRODUCTS = (nn.QuantizedAllToShardedLinear.__call__,)
 _DEEPSEEK = "mlx_lm.models.deepseek_v41"
 _GEMMA3N = "mlx_lm.models.gemma3n"
 _PHI3SMALL = "mlx_lm.models.phi3small"
@@ -119,12 +121,23 @@ class _Mlp:
             result: mx.array = gate_of_products(gate(x), up(x))
             return result
 
+        def sharded_products_and_gate(gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
+            result: mx.array = gate_of_products(_product(gate, x), _product(up, x))
+            return result
+
         ours = partial(_quantized_swiglu, activation)
         fused = stand_in("quantized_swiglu", products_and_gate, ours, log)
+        fused_shards = stand_in("quantized_swiglu", sharded_products_and_gate, ours, log)
 
         def __call__(module: nn.Module, x: mx.array) -> mx.array:
             gate, up = getattr(module, self.gate), getattr(module, self.up)
-            hidden = (fused if quantized and _is_quantized_pair(gate, up) else products_and_gate)(gate, up, x)
+            if not (quantized and _is_quantized_pair(gate, up)):
+                hidden = products_and_gate(gate, up, x)
+            elif _is_product(type(gate), _SHARDED_PRODUCTS):
+                # The gradient of x is summed over the processes once, not once for each projection.
+                hidden = fused_shards(gate, up, sum_gradients(gate.group)(x))
+            else:
+                hidden = fused(gate, up, x)
             if self.norm:
                 hidden = getattr(module, self.norm)(hidden)
             result: mx.array = getattr(module, self.down)(hidden)
@@ -149,22 +162,36 @@ def _gate(activation: str, log: FallbackLog) -> Function:
 
 
 def _is_quantized_pair(gate: nn.Module, up: nn.Module) -> bool:
-    """True if both projections are plain quantized layers of one format, without a bias.
+    """True if both projections are plain quantized layers of one format, without a bias, or shards of such.
 
-    Checked at every call, because layers can be replaced, for example by LoRA.
+    Checked at every call, because layers can be replaced, for example by LoRA or by ``model.shard()``.
     """
     return (
-        _is_product(type(gate))
-        and (type(up) is type(gate) or _is_product(type(up)))
+        _are_products(gate, up)
         and not ("bias" in gate or "bias" in up)
         and (gate.mode, gate.bits, gate.group_size, gate["weight"].shape)
         == (up.mode, up.bits, up.group_size, up["weight"].shape)
     )
 
 
-def _is_product(cls: type[nn.Module]) -> bool:
+def _are_products(gate: nn.Module, up: nn.Module) -> bool:
+    if _is_product(type(gate)):
+        return type(up) is type(gate) or _is_product(type(up))
+    return (
+        _is_product(type(gate), _SHARDED_PRODUCTS)
+        and (type(up) is type(gate) or _is_product(type(up), _SHARDED_PRODUCTS))
+        and gate.group is up.group
+    )
+
+
+def _is_product(cls: type[nn.Module], products: tuple[Function, ...] = _PRODUCTS) -> bool:
     call = cls.__call__
-    return isinstance(call, FunctionType) and unrouted(call) in _PRODUCTS
+    return isinstance(call, FunctionType) and unrouted(call) in products
+
+
+def _product(layer: nn.Module, x: mx.array) -> mx.array:
+    """The product of a sharded layer, which sums no gradients."""
+    return _ext.quantized_matmul(x, layer["weight"], layer["scales"], layer.get("biases"), **format_of(layer))
 
 
 def _quantized_swiglu(activation: str, gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:

@@ -25,6 +25,7 @@ from mlx_anvil.patching._report import FallbackLog, Report, Row
 from mlx_anvil.patching._routers import RULES as ROUTER_RULES
 from mlx_anvil.patching._routes import Route, assign, install, route_to, sweep
 from mlx_anvil.patching._rules import calls_of, rewritten
+from mlx_anvil.patching._shards import bequeath, disinherit
 from mlx_anvil.patching._stand_ins import functions_of_rules, guarded, stand_in, stand_ins
 
 _RULES_WITHOUT_EXPERTS = (*ROUTER_RULES, *LATENT_RULES, *RECURRENCE_RULES, *GATE_RULES)
@@ -43,6 +44,7 @@ def patch(
     router: bool = True,
     experts: bool = True,
     recurrence: bool = True,
+    sharded: bool = True,
     prebuild: bool = False,
 ) -> Report:
     """Makes a model call the ops, in place. The model is any model of mlx-lm, or any tree of ``mlx.nn`` modules.
@@ -50,6 +52,7 @@ def patch(
     Parameters, their names, and the frozen and training states do not change. Other models of the same architecture are
     not affected. A call that an op does not support runs as before, and is counted in ``report.fallbacks``; inside
     ``strict()`` it raises RuntimeError. Call ``patch`` again after you add or quantize modules; the last options apply.
+    Layers that ``model.shard()`` makes from those of a patched model are patched with it.
 
     Args:
         model (mlx.nn.Module): the model.
@@ -69,6 +72,8 @@ def patch(
         recurrence: swap the recurrences of linear attention and state space models, and the short convolutions before
             them: mlx-lm's ``gated_delta_update`` (Qwen3-Next, Kimi Linear), ``ssm_update`` (Mamba-2) and the loops of
             Mamba and Jamba.
+        sharded: swap ``nn.ShardedToAllLinear`` and, with ``quantized``, its quantized twin, so that the product of the
+            next rows overlaps the sum over the processes. Pass the same value in every process.
         prebuild: build the pipelines of a model of mlx-lm in background threads, see :func:`mlx_anvil.prebuild`.
             ``report.prebuilt`` has their state.
 
@@ -81,7 +86,7 @@ def patch(
     """
     _check("patch", model)
     options = {"attention": attention, "swiglu": swiglu, "quantized": quantized, "norm": norm, "rope": rope}
-    options |= {"router": router, "experts": experts, "recurrence": recurrence}
+    options |= {"router": router, "experts": experts, "recurrence": recurrence, "sharded": sharded}
     with _lock:
         report = _Patch(options).apply(model)
     return replace(report, prebuilt=_prebuild(model)) if prebuild else report
@@ -98,7 +103,9 @@ def unpatch(model: nn.Module) -> None:
     """
     _check("unpatch", model)
     with _lock:
-        assign([(module, {}) for _, module in _named_modules(model)])
+        modules = [module for _, module in _named_modules(model)]
+        assign([(module, {}) for module in modules])
+        disinherit(modules)
 
 
 def _check(name: str, model: object) -> None:
@@ -151,7 +158,13 @@ class _Patch:
         except BaseException:
             sweep()
             raise
+        bequeath([module for module, _ in functions], self._adopt)
         return Report(_name(model), tuple(swapped), tuple(left), log=self._log)
+
+    def _adopt(self, module: nn.Module) -> None:
+        """Patches a layer that a shard of a patched one is in."""
+        with _lock:
+            assign([(module, self._plan(type(module)).functions)])
 
     def _plan(self, cls: type[nn.Module]) -> _Plan:
         if cls not in self._plans:
@@ -180,7 +193,8 @@ class _Patch:
         routes = [] if is_shared(cls) else list(_routes(cls))
         first = {route.name: route for route in reversed(routes)}
         methods = {name: route.original for name, route in first.items()}
-        for adapter in adapters(cls, methods, self._options["quantized"], self._log):
+        quantized, sharded = self._options["quantized"], self._options["sharded"]
+        for adapter in adapters(cls, methods, quantized, sharded, self._log):
             if decide(adapter.call):
                 plan.functions.update({first[name]: ours for name, ours in adapter.methods.items()})
             for name in adapter.methods:

@@ -18,7 +18,7 @@ from mlx_anvil.patching._rebind import Call, Function, StandIn
 from mlx_anvil.patching._report import FallbackLog
 from mlx_anvil.patching._routers import NAME, route, route_by_ops, routers, swapped
 
-OPTIONS = ("attention", "swiglu", "quantized", "norm", "rope", "router", "experts", "recurrence")
+OPTIONS = ("attention", "swiglu", "quantized", "norm", "rope", "router", "experts", "recurrence", "sharded")
 
 ATTENTION = Call("attention", "mx.fast.scaled_dot_product_attention", "flash_attention")
 QUANTIZED_ATTENTION = Call("attention", "quantized_scaled_dot_product_attention", "flash_attention")
