@@ -1,0 +1,108 @@
+"""Models whose heads, columns and experts are split over processes: patched before or after, they say the same."""
+
+import mlx.nn as nn
+import numpy as np
+import pytest
+import ranks
+import tensor_parallel_programs as programs
+
+import mlx_anvil
+from lm_models import Architecture
+from mlx_anvil.patching._routes import is_patched
+
+pytestmark = pytest.mark.cpu_only
+
+LIMIT = 2e-5  # of float32 with attention
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["even", "uneven"])
+def alone(request):
+    return request.param, programs.alone(request.param)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_tokens_are_those_of_one_process(alone, processes):
+    """mlx-lm shards what divides; ``distributed.shard`` the rest, of which four processes have too few heads."""
+    even, expected = alone
+    if not even and processes != 3:
+        pytest.skip("sizes for three processes")
+    found = ranks.results(programs.together, processes, even)
+    for of_rank in found:
+        assert len(of_rank) == 16
+        for (name, quantized, order), made in of_rank.items():
+            tokens, logits = expected[name, quantized]
+            steps = len(made["generated"][0])
+            assert steps == (1 + programs.STEPS if order == "before" else 2)
+            assert made["generated"][0] == tokens[:steps], (name, quantized, order)
+            for ours, theirs in zip(made["generated"][1], logits[:steps], strict=True):
+                assert np.abs(ours - theirs).max() <= LIMIT * np.abs(theirs).max(), (name, quantized, order)
+            assert made["fallbacks"] == ()
+            assert made["kernels"] == of_rank[name, quantized, "after"]["kernels"]
+            assert_rows(made["rows"], "q_b_proj" if name == "deepseek_v3" else "q_proj", quantized)
+            if quantized and name != "deepseek_v3":  # whose MLP stores its result before it returns it
+                assert any(kernel.startswith("quantized_swiglu") for kernel in made["kernels"]), name
+
+
+def assert_rows(rows: set, query: str, quantized: bool) -> None:
+    """Checks that the report names the sharded layers."""
+    if quantized:
+        assert (query, "quantized_matmul", "QuantizedAllToShardedLinear") in rows
+    op, cls = (
+        ("quantized_matmul", "QuantizedShardedToAllLinear") if quantized else ("matmul_all_sum", "ShardedToAllLinear")
+    )
+    assert {("o_proj", op, cls), ("down_proj", op, cls)} <= rows
+
+
+@pytest.fixture(scope="module")
+def three():
+    return ranks.results(programs.in_three_processes, 3)
+
+
+def test_gradients_are_those_of_one_process(three):
+    for of_rank in three:
+        for case, errors in of_rank["gradients"].items():
+            assert errors
+            worst = max(errors, key=errors.get)
+            assert errors[worst] <= LIMIT, (case, worst, errors[worst])
+
+
+def test_chunks_sum_to_the_whole_product(three):
+    for of_rank in three:
+        for name, error, limit in of_rank["chunks"]:
+            assert error <= limit, (name, error, limit)
+
+
+def test_sums_keep_their_order(three):
+    for of_rank in three:
+        assert len(of_rank["order"]) == 80
+        assert all(of_rank["order"])
+
+
+def test_errors(three):
+    for said in (of_rank["refusals"] for of_rank in three):
+        assert "3" in said["mlx_lm"]
+        few = "[shard] layers.0.self_attn has 2 key and value heads; allowed: at least one for each of 3 processes."
+        assert said["few"] == few
+        assert said["unknown"].startswith("[shard] layers.1.self_attn has sinks; allowed: layers as in Llama")
+        assert said["shapes"] == "[matmul_all_sum] x is (3, 4) and w (2, 5); allowed: [..., K] and [N, K]."
+        assert said["chunks"] == "[matmul_all_sum] chunks is 0; allowed: at least 1, or None."
+
+
+def test_layers_of_a_patched_model_make_patched_ones():
+    """In a group of one process."""
+    makers = _makers()
+    model = Architecture("llama", {"tie_word_embeddings": False}).build()
+    mlx_anvil.patch(model)
+    assert makers != _makers()
+    assert not is_patched(nn.ShardedToAllLinear.from_linear(nn.Linear(8, 8)))
+    model.shard()
+    assert is_patched(model.layers[0].self_attn.o_proj)
+    mlx_anvil.unpatch(model)
+    assert not is_patched(model.layers[0].self_attn.o_proj)
+    assert not is_patched(nn.ShardedToAllLinear.from_linear(model.lm_head))
+    assert makers == _makers()
+
+
+def _makers() -> list:
+    dense, quantized = nn.AllToShardedLinear.from_linear, nn.QuantizedShardedToAllLinear.from_quantized_linear
+    return [dense.__func__, quantized.__func__]
