@@ -1,19 +1,16 @@
 """Runs a function in several processes of this machine that form a group of MLX's ring backend."""
 
 import importlib
-import json
 import os
 import pickle
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mlx_anvil.distributed import _local
 
 TESTS = Path(__file__).parent.parent
 SECONDS = 120
@@ -61,57 +58,23 @@ def run(
         environment: more variables, for each rank.
     """
     with tempfile.TemporaryDirectory() as folder:
-        hosts = Path(folder, "hosts.json")
-        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(ranks)]))
         call = Path(folder, "call")
         call.write_bytes(pickle.dumps((function.__module__, function.__qualname__, arguments)))
-        processes = []
-        for rank in range(ranks):
-            own = {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)} if ranks > 1 else {}
-            own |= environment[rank] if environment else {}
-            with Path(folder, f"output{rank}").open("wb") as output:
-                command = [sys.executable, __file__, str(call), str(Path(folder, f"result{rank}"))]
-                processes.append(
-                    subprocess.Popen(command, env=os.environ | own, stdout=output, stderr=subprocess.STDOUT, cwd=TESTS)
-                )
-        begin, ends = time.monotonic(), [seconds] * ranks
-        try:
-            running = set(range(ranks))
-            while running and time.monotonic() - begin < seconds:
-                for rank in list(running):
-                    if processes[rank].poll() is not None:
-                        running.remove(rank)
-                        ends[rank] = time.monotonic() - begin
-                time.sleep(0.02)
-        finally:
-            for process in processes:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-        return [_ended(folder, rank, process.returncode, ends[rank]) for rank, process in enumerate(processes)]
+        command = [sys.executable, __file__, str(call), folder]
+        ended = _local.run(command, ranks, seconds=seconds, environment=environment, folder=TESTS)
+        return [_ended(Path(folder, str(rank)), process) for rank, process in enumerate(ended)]
 
 
-def _ended(folder: str, rank: int, status: int, seconds: float) -> Ended:
-    result = Path(folder, f"result{rank}")
+def _ended(result: Path, process: _local.Ended) -> Ended:
     value = pickle.loads(result.read_bytes()) if result.exists() else None
-    return Ended(status, value, Path(folder, f"output{rank}").read_text(errors="replace"), seconds)
+    return Ended(process.status, value, process.output, process.seconds)
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nothing listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def _call(call: str, result: str) -> None:
+def _call(call: str, folder: str) -> None:
     sys.path[:0] = [str(TESTS), str(TESTS / "distributed")]
     module, name, arguments = pickle.loads(Path(call).read_bytes())
     value = getattr(importlib.import_module(module), name)(*arguments)
-    Path(result).write_bytes(pickle.dumps(value))
+    Path(folder, os.environ.get("MLX_RANK", "0")).write_bytes(pickle.dumps(value))
 
 
 if __name__ == "__main__":
