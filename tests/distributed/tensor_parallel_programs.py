@@ -8,6 +8,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tuner.lora import LoRALinear
 
 import mlx_anvil
 from expert_models import OPTIONS
@@ -22,8 +23,8 @@ def _models(sizes: dict[str, int], experts: int) -> dict[str, Architecture]:
     with_experts = {**OPTIONS, **sizes, "moe_intermediate_size": experts}
     latent = {"v_head_dim": 32, "qk_nope_head_dim": 32, "first_k_dense_replace": 1}
     return {
-        "llama": Architecture("llama", sizes),
-        "qwen3": Architecture("qwen3", {**sizes, "tie_word_embeddings": False}),
+        "llama": Architecture("llama", {**sizes, "num_hidden_layers": 1}),
+        "qwen3": Architecture("qwen3", {**sizes, "num_hidden_layers": 1, "tie_word_embeddings": False}),
         "qwen3_moe": Architecture("qwen3_moe", {**with_experts, "decoder_sparse_step": 2}),
         "deepseek_v3": Architecture("deepseek_v3", {**with_experts, **latent}),
     }
@@ -62,8 +63,11 @@ def alone(even: bool) -> dict[tuple[str, bool], tuple[list[int], list[np.ndarray
     return {(name, quantized): _generated(model_of(_of(name, even), quantized), STEPS) for name, quantized in names}
 
 
-def together(even: bool) -> dict[tuple[str, bool, str], dict[str, Any]]:
-    """The same of all processes, for a patch before and after the model is sharded; and what the patch said."""
+def together(even: bool, steps: int) -> dict[tuple[str, bool, str], dict[str, Any]]:
+    """The same of all processes, for a patch before and after the model is sharded; and what the patch said.
+
+    The kernels of the latter show that its other steps would be the same.
+    """
     group, found = mx.distributed.init(), {}
     for name in EVEN:
         for quantized in (False, True):
@@ -75,11 +79,8 @@ def together(even: bool) -> dict[tuple[str, bool, str], dict[str, Any]]:
                 else:
                     distributed.shard(model, group)
                 report = report or mlx_anvil.patch(model)
-                with mlx_anvil.strict():
-                    with mlx_anvil.trace() as trace:
-                        made = _generated(model, 1)
-                    if order == "before":  # once is enough for kernels that are the same
-                        made = _generated(model, STEPS)
+                with mlx_anvil.strict(), mlx_anvil.trace() as trace:
+                    made = _generated(model, steps if order == "before" else 1)
                 swapped = mlx_anvil.patch(model).swapped if order == "before" else report.swapped
                 rows = {(row.path.split(".")[-1], row.op, row.why) for row in swapped}
                 found[name, quantized, order] = {
@@ -117,7 +118,9 @@ def refusals() -> dict[str, str]:
         ),
         False,
     )
-    odd.layers[1].self_attn.sinks = mx.zeros(4)
+    odd.layers[1].self_attn.sinks = mx.zeros(6)
+    lora = model_of(UNEVEN["llama"], False)
+    lora.layers[0].mlp.up_proj = LoRALinear.from_base(lora.layers[0].mlp.up_proj)
     before = [id(layer) for layer in odd.layers[0].self_attn.children().values()]
     found = {
         name: _error(call)
@@ -125,6 +128,7 @@ def refusals() -> dict[str, str]:
             "mlx_lm": lambda: model.shard(group),
             "few": lambda: distributed.shard(few, group),
             "unknown": lambda: distributed.shard(odd, group),
+            "lora": lambda: distributed.shard(lora, group),
             "shapes": lambda: distributed.matmul_all_sum(mx.zeros((3, 4)), mx.zeros((2, 5)), group=group),
             "chunks": lambda: distributed.matmul_all_sum(mx.zeros((3, 4)), mx.zeros((2, 4)), chunks=0),
         }.items()

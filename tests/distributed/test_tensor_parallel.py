@@ -1,5 +1,7 @@
 """Models whose heads, columns and experts are split over processes: patched before or after, they say the same."""
 
+import functools
+
 import mlx.nn as nn
 import numpy as np
 import pytest
@@ -13,31 +15,31 @@ from mlx_anvil.patching._routes import is_patched
 pytestmark = pytest.mark.cpu_only
 
 LIMIT = 2e-5  # of float32 with attention
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["even", "uneven"])
-def alone(request):
-    return request.param, programs.alone(request.param)
+alone = functools.cache(programs.alone)
 
 
-@pytest.mark.parametrize("processes", [2, 3, 4])
-def test_tokens_are_those_of_one_process(alone, processes):
-    """mlx-lm shards what divides; ``distributed.shard`` the rest, of which four processes have too few heads."""
-    even, expected = alone
-    if not even and processes != 3:
-        pytest.skip("sizes for three processes")
-    found = ranks.results(programs.together, processes, even)
+@pytest.mark.parametrize(
+    ("processes", "even", "steps"), [(2, True, programs.STEPS), (3, True, 6), (4, True, 6), (3, False, 6)]
+)
+def test_tokens_are_those_of_one_process(processes, even, steps):
+    """mlx-lm shards what the processes divide, and ``distributed.shard`` the rest."""
+    expected = alone(even)
+    found = ranks.results(programs.together, processes, even, steps, environment=[ONE_THREAD] * processes)
     for of_rank in found:
         assert len(of_rank) == 16
         for (name, quantized, order), made in of_rank.items():
             tokens, logits = expected[name, quantized]
-            steps = len(made["generated"][0])
-            assert steps == (1 + programs.STEPS if order == "before" else 2)
-            assert made["generated"][0] == tokens[:steps], (name, quantized, order)
-            for ours, theirs in zip(made["generated"][1], logits[:steps], strict=True):
+            count = 1 + (steps if order == "before" else 1)
+            assert made["generated"][0] == tokens[:count], (name, quantized, order)
+            for ours, theirs in zip(made["generated"][1], logits[:count], strict=True):
                 assert np.abs(ours - theirs).max() <= LIMIT * np.abs(theirs).max(), (name, quantized, order)
             assert made["fallbacks"] == ()
-            assert made["kernels"] == of_rank[name, quantized, "after"]["kernels"]
+            after = of_rank[name, quantized, "after"]["kernels"]
+            assert after
+            assert made["kernels"][: len(after)] == after
             assert_rows(made["rows"], "q_b_proj" if name == "deepseek_v3" else "q_proj", quantized)
             if quantized and name != "deepseek_v3":  # whose MLP stores its result before it returns it
                 assert any(kernel.startswith("quantized_swiglu") for kernel in made["kernels"]), name
@@ -55,7 +57,7 @@ def assert_rows(rows: set, query: str, quantized: bool) -> None:
 
 @pytest.fixture(scope="module")
 def three():
-    return ranks.results(programs.in_three_processes, 3)
+    return ranks.results(programs.in_three_processes, 3, environment=[ONE_THREAD] * 3)
 
 
 def test_gradients_are_those_of_one_process(three):
@@ -84,6 +86,8 @@ def test_errors(three):
         few = "[shard] layers.0.self_attn has 2 key and value heads; allowed: at least one for each of 3 processes."
         assert said["few"] == few
         assert said["unknown"].startswith("[shard] layers.1.self_attn has sinks; allowed: layers as in Llama")
+        lora = "[shard] layers.0.mlp.up_proj is a LoRALinear; allowed: linear layers, quantized or not."
+        assert said["lora"] == lora
         assert said["shapes"] == "[matmul_all_sum] x is (3, 4) and w (2, 5); allowed: [..., K] and [N, K]."
         assert said["chunks"] == "[matmul_all_sum] chunks is 0; allowed: at least 1, or None."
 

@@ -216,6 +216,10 @@ class _Split:
         if missing or unknown or absent:
             found = [*(f"no {name}" for name in [*sorted(missing), *absent]), *sorted(unknown)]
             self._refuse(f"{path} has {', '.join(found)}", "layers as in Llama, Qwen 3, Qwen3-MoE or DeepSeek-V3")
+        assert module is not None
+        for name in sorted(needed):
+            if name.endswith("_proj") and "weight" not in module[name]:
+                self._refuse(f"{path}.{name} is a {type(module[name]).__name__}", "linear layers, quantized or not")
 
     def _refuse(self, given: str, allowed: str) -> None:
         raise ValueError(f"[shard] {given}; allowed: {allowed}.")
