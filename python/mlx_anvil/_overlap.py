@@ -16,8 +16,8 @@ from mlx_anvil import _ext
 Product = Callable[[mx.array], mx.array]
 
 MAX_CHUNKS = 4
-MIN_ROWS = 128  # of a chunk: smaller products run below the rate of large ones
-MIN_BYTES = 1 << 19  # of a chunk: below, the latency of a transfer outweighs what overlaps
+MIN_ROWS = 512  # of a chunk: products and sums of fewer rows take longer a row
+MIN_BYTES = 1 << 20  # of a chunk: sums of fewer bytes are short beside the product
 
 
 def matmul_all_sum(

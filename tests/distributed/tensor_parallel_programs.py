@@ -11,8 +11,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRALinear
 
 import mlx_anvil
-from expert_models import OPTIONS
-from lm_models import Architecture, tokens
+from expert_models import MODELS, OPTIONS
+from lm_models import ARCHITECTURES, Architecture, tokens
 from mlx_anvil import distributed
 
 QUANTIZATION = {"group_size": 32, "bits": 4}
@@ -137,6 +137,27 @@ def refusals() -> dict[str, str]:
     return found
 
 
+# Further architectures that distributed.shard takes.
+OTHERS = {
+    **{name: ARCHITECTURES[name] for name in ("mistral", "qwen2", "gemma2", "gemma3")},
+    **{name: MODELS[name] for name in ("exaone_moe", "gemma4_text", "glm4_moe", "glm4_moe_lite", "mistral4")},
+}
+
+
+def others() -> dict[str, float]:
+    """The largest error of the logits of a prompt and a token, relative to one process's logits."""
+    errors = {}
+    for name, architecture in OTHERS.items():
+        _, alone = _generated(model_of(architecture, False), 1)
+        model = model_of(architecture, False)
+        mlx_anvil.patch(model)
+        distributed.shard(model)
+        assert type(model.layers[0].self_attn.o_proj) is nn.ShardedToAllLinear
+        _, logits = _generated(model, 1)
+        errors[name] = max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in zip(alone, logits, strict=True))
+    return errors
+
+
 def _error(call: Any) -> str:
     try:
         call()
@@ -224,11 +245,13 @@ def chunked() -> list[tuple[str, float, float]]:
         for way in ("dense", "quantized"):
             of = partial(_dense if way == "dense" else _quantized, x, w, codes, cotangent)
             whole = of(1)
-            for chunks in (None, 2, 3, 7):
-                for result, truth in zip(of(chunks), whole, strict=True):
+            ways = {str(chunks): partial(of, chunks) for chunks in (None, 2, 3, 7)}
+            ways["compiled"] = mx.compile(partial(of, 3))
+            limit = 1e-6 if dtype == mx.float32 else 2 * mx.finfo(dtype).eps
+            for name, call in ways.items():
+                for result, truth in zip(call(), whole, strict=True):
                     assert (result.shape, result.dtype) == (truth.shape, truth.dtype)
-                    limit = 1e-6 if dtype == mx.float32 else 2 * mx.finfo(dtype).eps
-                    found.append((f"{way} {rows} {dtype} {chunks}", _error_of(result, truth), limit))
+                    found.append((f"{way} {rows} {dtype} {name}", _error_of(result, truth), limit))
     return found
 
 

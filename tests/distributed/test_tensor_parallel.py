@@ -45,6 +45,12 @@ def test_tokens_are_those_of_one_process(processes, even, steps):
                 assert any(kernel.startswith("quantized_swiglu") for kernel in made["kernels"]), name
 
 
+def test_other_architectures():
+    for errors in ranks.results(programs.others, 2, environment=[ONE_THREAD] * 2):
+        assert errors.keys() == programs.OTHERS.keys()
+        assert max(errors.values()) <= LIMIT, errors
+
+
 def assert_rows(rows: set, query: str, quantized: bool) -> None:
     """Checks that the report names the sharded layers."""
     if quantized:
