@@ -13,7 +13,7 @@ from mlx_lm.tuner.lora import LoRALinear
 import mlx_anvil
 from expert_models import MODELS, OPTIONS
 from lm_models import ARCHITECTURES, Architecture, tokens
-from mlx_anvil import distributed
+from mlx_anvil import _overlap, distributed
 
 QUANTIZATION = {"group_size": 32, "bits": 4}
 STEPS = 12
@@ -145,7 +145,9 @@ OTHERS = {
 
 
 def others() -> dict[str, float]:
-    """The largest error of the logits of a prompt and a token, relative to one process's logits."""
+    """The largest error of the logits of a prompt, in chunks, and of a token, relative to one process's logits."""
+    _overlap.MIN_ROWS = _overlap.MIN_BYTES = 2
+    assert _overlap.default_chunks(9, 64) == 4
     errors = {}
     for name, architecture in OTHERS.items():
         _, alone = _generated(model_of(architecture, False), 1)

@@ -113,6 +113,20 @@ def test_layers_of_a_patched_model_make_patched_ones():
     assert makers == _makers()
 
 
+def test_an_option_turns_the_sums_off():
+    """In a group of one process."""
+    model = Architecture("llama").build()
+    nn.quantize(model, group_size=32, bits=4)
+    model.shard()
+    report = mlx_anvil.patch(model, sharded=False)
+    path = "model.layers.0.mlp.down_proj"
+    assert [row.what for row in report.swapped if row.path == path] == ["mx.quantized_matmul"]
+    assert [(row.op, row.why) for row in report.left if row.path == path] == [("quantized_matmul", "sharded=False")]
+    report = mlx_anvil.patch(model, quantized=False)
+    assert [row.why for row in report.left if row.path == path] == ["quantized=False"]
+    assert [row.path for row in report.swapped if row.path == path] == []
+
+
 def _makers() -> list:
     dense, quantized = nn.AllToShardedLinear.from_linear, nn.QuantizedShardedToAllLinear.from_quantized_linear
     return [dense.__func__, quantized.__func__]

@@ -47,9 +47,7 @@ class Adapter:
     methods: dict[str, Function]
 
 
-def adapters(
-    cls: type[nn.Module], methods: Methods, quantized: bool, sharded: bool, log: FallbackLog
-) -> Iterator[Adapter]:
+def adapters(cls: type[nn.Module], methods: Methods, quantized: bool, log: FallbackLog) -> Iterator[Adapter]:
     """The adapters that apply to a class. ``methods`` are the methods that its instances run."""
     call = methods.get("__call__")
     if call is None:
@@ -62,7 +60,7 @@ def adapters(
         yield adapter(QUANTIZED_EMBEDDING, stand_in(QUANTIZED_EMBEDDING.op, call, _embed, log))
     elif names_of_form(call, _norm_of_weight_less_one):
         yield adapter(NORM_OF_WEIGHT_LESS_ONE, stand_in(RMS_NORM.op, call, _gemma_norm, log))
-    elif sharded and (row_sharded := products_of_shards(call, quantized, log)):
+    elif row_sharded := products_of_shards(call, quantized, log):
         yield adapter(*row_sharded)
     elif is_experts(cls, call):
         yield Adapter(EXPERTS, {"__call__": experts(call, log)})

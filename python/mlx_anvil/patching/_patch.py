@@ -193,10 +193,11 @@ class _Patch:
         routes = [] if is_shared(cls) else list(_routes(cls))
         first = {route.name: route for route in reversed(routes)}
         methods = {name: route.original for name, route in first.items()}
-        quantized, sharded = self._options["quantized"], self._options["sharded"]
-        for adapter in adapters(cls, methods, quantized, sharded, self._log):
+        for adapter in adapters(cls, methods, self._options["quantized"], self._log):
             if decide(adapter.call):
                 plan.functions.update({first[name]: ours for name, ours in adapter.methods.items()})
+            elif adapter.call.option == "sharded":
+                continue  # the product alone may be swapped
             for name in adapter.methods:
                 del methods[name]
                 routes.remove(first[name])
