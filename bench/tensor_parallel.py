@@ -3,15 +3,15 @@
     python bench/tensor_parallel.py [--dtype bfloat16] [--processes 2]...
 
 writes bench/results/tensor_parallel_cpu.json. 8 layers, hidden 2048, intermediate 5632, 32/8 heads, vocabulary 32000;
-random weights, 4 bits in groups of 64. Every process patches the model, then mlx-lm's ``model.shard()`` splits it.
+random weights, 4 bits in groups of 64. Every process patches the model, then ``distributed.shard(model, head=True)`` splits it.
 
 Decode: one token behind 64 others; a round is 16 of them, one after another. Prefill: 512 tokens into an empty cache.
 Rounds alternate between the model as it is and the same model without communication: its layers get a group of one
-process, whose sums return their argument. All processes run each round at the same time, and the slowest one counts.
+process, whose sums return their argument and whose logits are its own part. All processes run each round at the same time, and the slowest one counts.
 What is left when the second is taken from the first is communication, waiting for each other included.
 
-Not divided are the embedding, the norms and residual sums, and the output head. One process times those alone, without
-the layers' attention and MLP. The ideal of n processes is that time, and the n-th part of the rest of the time of one.
+Not divided are the embedding, the norms and the residual sums. One process times those alone, without attention, MLP and
+output head. The ideal of n processes is that time, and the n-th part of the rest of the time of one.
 
 The second table is the product and sum of one row-sharded projection of a prefill, in 1, 2 and 4 chunks of rows.
 """
@@ -99,14 +99,14 @@ def repeated(step: Run) -> Run:
 
 
 def undivided(model: Any, tokens: mx.array) -> Run:
-    """Embedding, norms, residual sums and output head."""
+    """Embedding, norms and residual sums."""
 
     def run() -> None:
         hidden = model.model.embed_tokens(tokens)
         for layer in model.layers:
             hidden = hidden + layer.input_layernorm(hidden)
             hidden = hidden + layer.post_attention_layernorm(hidden)
-        mx.eval(mx.argmax(model.lm_head(model.model.norm(hidden)[:, -1]), axis=-1))
+        mx.eval(model.model.norm(hidden))
 
     return run
 
@@ -117,7 +117,7 @@ def steps_of_model(dtype: mx.Dtype) -> dict[str, dict[str, list[float]]]:
     model = random_llama(SHAPE, dtype)
     tokens = {what: random_tokens(SHAPE, count) for what, count in TOKENS.items()}
     mlx_anvil.patch(model)
-    model.shard(group)
+    distributed.shard(model, group, head=True)
     mx.eval(model.parameters())
     mx.clear_cache()
     found = {}

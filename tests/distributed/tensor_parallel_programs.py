@@ -41,9 +41,16 @@ EVEN = _models(
     },
     384,
 )
-# Three processes divide none: 4 heads for keys and values, 7 groups of columns, 5 of an expert's.
+# Three processes divide none: 4 heads for keys and values, 7 groups of columns, 5 of an expert's, 97 tokens.
 UNEVEN = _models(
-    {"hidden_size": 64, "intermediate_size": 224, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16},
+    {
+        "hidden_size": 64,
+        "intermediate_size": 224,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "vocab_size": 97,
+    },
     160,
 )
 
@@ -77,7 +84,7 @@ def together(even: bool, steps: int) -> dict[tuple[str, bool, str], dict[str, An
                 if even:
                     model.shard(group)
                 else:
-                    distributed.shard(model, group)
+                    distributed.shard(model, group, head="lm_head" in model)
                 report = report or mlx_anvil.patch(model)
                 with mlx_anvil.strict(), mlx_anvil.trace() as trace:
                     made = _generated(model, steps if order == "before" else 1)
@@ -119,7 +126,7 @@ def refusals() -> dict[str, str]:
         False,
     )
     odd.layers[1].self_attn.sinks = mx.zeros(6)
-    lora = model_of(UNEVEN["llama"], False)
+    tied, lora = (model_of(UNEVEN[name], False) for name in ("llama", "llama"))
     lora.layers[0].mlp.up_proj = LoRALinear.from_base(lora.layers[0].mlp.up_proj)
     before = [id(layer) for layer in odd.layers[0].self_attn.children().values()]
     found = {
@@ -128,6 +135,7 @@ def refusals() -> dict[str, str]:
             "mlx_lm": lambda: model.shard(group),
             "few": lambda: distributed.shard(few, group),
             "unknown": lambda: distributed.shard(odd, group),
+            "head": lambda: distributed.shard(tied, group, head=True),
             "lora": lambda: distributed.shard(lora, group),
             "shapes": lambda: distributed.matmul_all_sum(mx.zeros((3, 4)), mx.zeros((2, 5)), group=group),
             "chunks": lambda: distributed.matmul_all_sum(mx.zeros((3, 4)), mx.zeros((2, 4)), chunks=0),
@@ -192,15 +200,20 @@ def gradients(name: str, quantized: bool, even: bool) -> dict[str, float]:
     group = mx.distributed.init()
     mx.random.seed(5)
     architecture = _of(name, even)
-    prompt, cotangent = tokens(1, 7), mx.random.normal((1, 7, 96))
+    prompt, cotangent = tokens(1, 7), mx.random.normal((1, 7, 97))
     alone = model_of(architecture, quantized)
     sharded = model_of(architecture, quantized)
     mlx_anvil.patch(sharded)
-    distributed.shard(sharded, group)
+    has_head = "lm_head" in sharded
+    distributed.shard(sharded, group, head=has_head)
+
+    def weighted_sum(model: nn.Module) -> mx.array:
+        logits = model(prompt)
+        return (logits * cotangent[..., : logits.shape[-1]]).sum()
 
     def of(model: nn.Module) -> dict[str, mx.array]:
         model.train()
-        loss = nn.value_and_grad(model, lambda model: (model(prompt) * cotangent).sum())
+        loss = nn.value_and_grad(model, weighted_sum)
         _, grads = loss(model)
         return dict(tree_flatten(grads))
 
@@ -209,14 +222,18 @@ def gradients(name: str, quantized: bool, even: bool) -> dict[str, float]:
     places = model_of(architecture, quantized)
     flat = {path: mx.arange(x.size).reshape(x.shape) for path, x in tree_flatten(alone.trainable_parameters())}
     places.update(tree_unflatten(list(flat.items())))
-    distributed.shard(places, group)
+    distributed.shard(places, group, head=has_head)
     own = dict(tree_flatten(places.trainable_parameters()))
     errors = {}
     for path, part in parts.items():
-        truth = whole[path].flatten()[own[path].astype(mx.int32).flatten()].reshape(part.shape)
+        truth = (
+            whole[path.replace("lm_head.part", "lm_head")]
+            .flatten()[own[path].astype(mx.int32).flatten()]
+            .reshape(part.shape)
+        )
         if _is_partial(path):
             part = mx.distributed.all_sum(part, group=group)
-        errors[path] = float((mx.abs(part - truth).max() / mx.abs(whole[path]).max()).item())
+        errors[path] = float((mx.abs(part - truth).max() / mx.abs(truth).max()).item())
     return errors
 
 

@@ -92,6 +92,8 @@ def test_errors(three):
         few = "[shard] layers.0.self_attn has 2 key and value heads; allowed: at least one for each of 3 processes."
         assert said["few"] == few
         assert said["unknown"].startswith("[shard] layers.1.self_attn has sinks; allowed: layers as in Llama")
+        head = "[shard] the model has no lm_head that is a linear layer; allowed: head=False."
+        assert said["head"] == head
         lora = "[shard] layers.0.mlp.up_proj is a LoRALinear; allowed: linear layers, quantized or not."
         assert said["lora"] == lora
         assert said["shapes"] == "[matmul_all_sum] x is (3, 4) and w (2, 5); allowed: [..., K] and [N, K]."

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from mlx_anvil.distributed._head import GatheredLinear
 from mlx_anvil.patching._shards import inherit
 
 _ROUND = 16  # columns of a dense MLP are split at multiples of this, if they divide by it
@@ -18,13 +19,13 @@ _Change = Callable[[], object]
 _Part = tuple[int, int]  # from, to
 
 
-def shard(model: nn.Module, group: mx.distributed.Group | None = None) -> None:
+def shard(model: nn.Module, group: mx.distributed.Group | None = None, *, head: bool = False) -> None:
     """Splits a model over the processes of a group, in place. Every process calls it with the whole model.
 
     As ``model.shard()`` of mlx-lm: key and value heads with their query heads, and the columns between the projections
     of MLPs and experts, are divided; outputs are summed. But where the processes do not divide them, the first ones get
     one head, or one group of columns, more. A part of a quantized matrix is whole quantization groups. A patched model
-    stays patched. Embedding, norms, routers and the output head are in every process. Gradients of those that a process
+    stays patched. Embedding, norms and routers are whole in every process. Gradients of those that a process
     uses for its own heads or experts only (norms of heads, routers, the projection to the latent) are of its own part;
     their sum over the processes is that of one process. All other gradients are those of one process.
 
@@ -35,9 +36,12 @@ def shard(model: nn.Module, group: mx.distributed.Group | None = None) -> None:
     Args:
         model (mlx.nn.Module): a model of mlx-lm. If an error is raised, it is unchanged.
         group (mx.distributed.Group): the processes. Default: ``mx.distributed.init()``.
+        head: split the output head too, ``lm_head``, and gather the logits. For generation: a loss over long sequences
+            would send all of their logits. Default: False.
 
     Raises:
-        ValueError: a layer has another structure, or fewer parts than there are processes. Every process raises it.
+        ValueError: a layer has another structure, or fewer parts than there are processes; or ``head`` is set, and the
+            model has no ``lm_head``. Every process raises it.
 
     Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
     """
@@ -51,6 +55,8 @@ def shard(model: nn.Module, group: mx.distributed.Group | None = None) -> None:
         split = _Split(group, f"layers.{i}")
         changes += split.attention(getattr(layer, "self_attn", None))
         changes += split.mlp(getattr(layer, "mlp", None))
+    if head:
+        changes.append(_Split(group, "").head(model))
     for change in changes:
         change()
 
@@ -148,6 +154,24 @@ class _Split:
             yield partial(experts.down_proj.update, _columns_of(experts.down_proj, part))
         yield lambda: _set(module, sharding_group=self.group)
 
+    def head(self, model: nn.Module) -> _Change:
+        layer = getattr(model, "lm_head", None)
+        if layer is None or "weight" not in layer:
+            self._refuse("the model has no lm_head that is a linear layer", "head=False")
+        assert layer is not None
+        outputs, size = layer["weight"].shape[0], self.group.size()
+        share = -(-outputs // size)
+        begin, end = (min(rank * share, outputs) for rank in (self.group.rank(), self.group.rank() + 1))
+        if share * (size - 1) >= outputs:
+            self._refuse(f"lm_head has {outputs} outputs", f"more than {share} for each of {size - 1} processes")
+        part = self._made(layer, _rows_of(layer, (begin, end)), to_all=False)
+
+        def change() -> None:
+            model.lm_head = GatheredLinear(part, share, outputs)
+            inherit(layer, part)
+
+        return change
+
     def _heads(self, kv_heads: int, each: int, out: nn.Module, heads: int) -> _Part:
         """The key and value heads of this process; ``each`` is the number of query heads of one."""
         columns = _columns(out) // heads * each
@@ -177,6 +201,16 @@ class _Split:
 
     def _replaced(self, module: nn.Module, name: str, arrays: dict[str, mx.array], to_all: bool) -> _Change:
         layer = module[name]
+        new = self._made(layer, arrays, to_all)
+
+        def change() -> None:
+            setattr(module, name, new)
+            inherit(layer, new)
+
+        return change
+
+    def _made(self, layer: nn.Module, arrays: dict[str, mx.array], to_all: bool) -> nn.Module:
+        """A layer of MLX with these parameters."""
         options: dict[str, Any] = {"bias": False, "group": self.group}
         size = self.group.size()
         new: nn.Module
@@ -192,14 +226,9 @@ class _Split:
         for key, array in arrays.items():
             new[key] = array
         new.train(layer.training)
-        if not layer.trainable_parameters():
+        if not layer.trainable_parameters():  # type: ignore[no-untyped-call]
             new.freeze()
-
-        def change() -> None:
-            setattr(module, name, new)
-            inherit(layer, new)
-
-        return change
+        return new
 
     def _check(
         self,
