@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRALinear
 
@@ -152,10 +153,28 @@ OTHERS = {
 }
 
 
-def others() -> dict[str, float]:
-    """The largest error of the logits of a prompt, in chunks, and of a token, relative to one process's logits."""
+def in_two_processes() -> dict[str, Any]:
+    """With prompts in four chunks, what further tests look at."""
     _overlap.MIN_ROWS = _overlap.MIN_BYTES = 2
     assert _overlap.default_chunks(9, 64) == 4
+    return {"errors": others(), "generators": generators()}
+
+
+def generators() -> list[list[int]]:
+    """Tokens of mlx-lm's generator, which evaluates ahead on a stream of its own; in one process, and in all."""
+    found = []
+    for is_sharded in (False, True):
+        model = model_of(EVEN["qwen3"], True)
+        if is_sharded:
+            mlx_anvil.patch(model)
+            distributed.shard(model, head=True)
+        steps = generate_step(mx.arange(1, 40), model, max_tokens=STEPS, prefill_step_size=16)
+        found.append([int(token) for token, _ in steps])
+    return found
+
+
+def others() -> dict[str, float]:
+    """The largest error of the logits of a prompt and of a token, relative to one process's logits."""
     errors = {}
     for name, architecture in OTHERS.items():
         _, alone = _generated(model_of(architecture, False), 1)

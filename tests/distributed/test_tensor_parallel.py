@@ -18,7 +18,7 @@ LIMIT = 2e-5  # of float32 with attention
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-alone = functools.cache(programs.alone)
+in_one_process = functools.cache(programs.alone)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ alone = functools.cache(programs.alone)
 )
 def test_tokens_are_those_of_one_process(processes, even, steps):
     """mlx-lm shards what the processes divide, and ``distributed.shard`` the rest."""
-    expected = alone(even)
+    expected = in_one_process(even)
     found = ranks.results(programs.together, processes, even, steps, environment=[ONE_THREAD] * processes)
     for of_rank in found:
         assert len(of_rank) == 16
@@ -45,10 +45,21 @@ def test_tokens_are_those_of_one_process(processes, even, steps):
                 assert any(kernel.startswith("quantized_swiglu") for kernel in made["kernels"]), name
 
 
-def test_other_architectures():
-    for errors in ranks.results(programs.others, 2, environment=[ONE_THREAD] * 2):
+@pytest.fixture(scope="module")
+def two():
+    return ranks.results(programs.in_two_processes, 2, environment=[ONE_THREAD] * 2)
+
+
+def test_other_architectures(two):
+    for errors in (of_rank["errors"] for of_rank in two):
         assert errors.keys() == programs.OTHERS.keys()
         assert max(errors.values()) <= LIMIT, errors
+
+
+def test_generators_of_mlx_lm(two):
+    for alone, together in (of_rank["generators"] for of_rank in two):
+        assert len(alone) == programs.STEPS
+        assert together == alone
 
 
 def assert_rows(rows: set, query: str, quantized: bool) -> None:

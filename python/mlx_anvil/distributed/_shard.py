@@ -22,6 +22,8 @@ _Part = tuple[int, int]  # from, to
 def shard(model: nn.Module, group: mx.distributed.Group | None = None, *, head: bool = False) -> None:
     """Splits a model over the processes of a group, in place. Every process calls it with the whole model.
 
+    In a group of one process, nothing happens.
+
     As ``model.shard()`` of mlx-lm: key and value heads with their query heads, and the columns between the projections
     of MLPs and experts, are divided; outputs are summed. But where the processes do not divide them, the first ones get
     one head, or one group of columns, more. A part of a quantized matrix is whole quantization groups. A patched model
