@@ -10,8 +10,6 @@ other, inside one graph, as in the layers of a model.
 """
 
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 from harness import Timing, as_json, console_table, write_results
@@ -21,10 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import communication_ranks
-
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "distributed"))
-import ranks  # noqa: E402
+from mlx_anvil.distributed import _local
 
 MOST = 4
 SIZES = [4 << shift for shift in range(10, 25, 2)]  # 4 KB to 64 MB
@@ -37,9 +32,8 @@ Rows = list[dict[str, Any]]
 
 
 def results(function: Any, processes: int, *arguments: Any) -> list[Any]:
-    """Of every rank. Its processes have one thread and find the modules of this folder."""
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-    return ranks.results(function, processes, *arguments, seconds=SECONDS, environment=[own] * processes)
+    """Of every rank. Its process has one thread."""
+    return _local.results(function, processes, *arguments, seconds=SECONDS, environment=_local.ONE_THREAD)
 
 
 def slowest(rounds: list[list[float]]) -> dict[str, Any]:

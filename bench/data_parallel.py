@@ -1,8 +1,9 @@
 """A data-parallel training step: what communication costs, what overlapping it saves, and the state of a process.
 
-    OMP_NUM_THREADS=1 mlx.launch -n 2 --backend ring --python "$(which python)" bench/data_parallel.py
+    python bench/data_parallel.py
 
-writes bench/results/data_parallel_<n>_cpu.json. The processes train a stack of linear layers, each on its own rows.
+writes bench/results/data_parallel_cpu.json. It starts 2 and 4 processes of one thread each, on this machine, with MLX's
+ring backend. They train a stack of linear layers, each on its own rows.
 In turn, and then in reverse: the gradients alone; the sums of them alone; and whole steps of AdamW, with MLX's
 average_gradients in one graph with the backward pass, and with ShardedOptimizer. The sums alone wait for no gradient, so
 a step without overlap takes about as long as both, and one with full overlap as long as the longer one.
@@ -22,10 +23,14 @@ from mlx.utils import tree_flatten, tree_map
 from rich.console import Console
 
 from mlx_anvil import distributed
+from mlx_anvil.distributed import _local
 
 DIMS = 512
 BUCKET_BYTES = 2 << 20
 LABELS = ("gradients alone", "sums alone", "average_gradients, AdamW", "ShardedOptimizer")
+SHORT = ("gradients", "sums", "MLX's step", "our step")
+PROCESSES = (2, 4)
+SECONDS = 300  # processes that still run then are killed
 
 
 def runs_of(
@@ -71,44 +76,55 @@ def timed(runs: dict[str, Callable[[], None]], rounds: int, group: mx.distribute
     return {label: Timing.of(each) for label, each in seconds.items()}
 
 
-@click.command()
-@click.option("--layers", default=12, show_default=True)
-@click.option("--rows", default=256, show_default=True, help="Of a process's batch.")
-@click.option("--rounds", default=6, show_default=True, help="After a warm-up.")
-def main(layers: int, rows: int, rounds: int) -> None:
-    """Runs the benchmark; rank 0 prints its table and writes its results."""
+def measured(layers: int, rows: int, rounds: int) -> dict[str, Any]:
+    """In each process: the times, and the bytes of the optimizers' states."""
     group = mx.distributed.init()
     mx.random.seed(0)
     model = nn.Sequential(*[nn.Linear(DIMS, DIMS, bias=False) for _ in range(layers)])
     inputs = mx.random.normal((rows, DIMS), key=mx.random.key(group.rank()))
     mx.eval(model.parameters(), inputs)
     with distributed.watch(group):
-        runs, (alone, sharded) = runs_of(model, inputs, group)
+        runs, optimizers = runs_of(model, inputs, group)
         seconds = timed(runs, rounds, group)
-    state = {
-        label: sum(array.nbytes for _, array in tree_flatten(each.state))
-        for label, each in (("AdamW", alone), ("sharded", sharded))
+    state = [sum(array.nbytes for _, array in tree_flatten(each.state)) for each in optimizers]
+    return {"seconds": {label: each.rounds for label, each in seconds.items()}, "state": state}
+
+
+def row_of(processes: int, layers: int, rows: int, rounds: int) -> dict[str, Any]:
+    options = {"seconds": SECONDS, "environment": _local.ONE_THREAD}
+    found = _local.results(measured, processes, layers, rows, rounds, **options)
+    seconds = {
+        label: Timing.of([max(times) for times in zip(*(rank["seconds"][label] for rank in found), strict=True)])
+        for label in LABELS
     }
-    if group.rank():
-        return
-    row = {
-        "processes": group.size(),
+    return {
+        "processes": processes,
         "layers": layers,
         "rows": rows,
         "bytes_of_gradients": layers * DIMS * DIMS * 4,
-        "bytes_of_state": state,
+        "bytes_of_state": dict(zip(("AdamW", "sharded"), found[0]["state"], strict=True)),
         "seconds": {label: as_json(each) for label, each in seconds.items()},
         "speedup": round(ratio(seconds[LABELS[2]], seconds[LABELS[3]]), 2),
     }
+
+
+@click.command()
+@click.option("--layers", default=12, show_default=True)
+@click.option("--rows", default=256, show_default=True, help="Of a process's batch.")
+@click.option("--rounds", default=7, show_default=True, help="After a warm-up.")
+def main(layers: int, rows: int, rounds: int) -> None:
+    """Runs the benchmark, prints its table and writes its results."""
+    found = [row_of(processes, layers, rows, rounds) for processes in PROCESSES]
     table = console_table(
-        f"{group.size()} processes, {layers} layers of {DIMS}: medians in ms; state of rank 0 in MB",
-        figures=(*LABELS, "x", "state of AdamW", "sharded"),
+        f"{layers} layers of {DIMS} dims: medians in ms, and the optimizer's state of a process in MB",
+        figures=("n", *SHORT, "speedup", "state", "sharded"),
     )
-    figures = [f"{seconds[label].median * 1e3:.0f}" for label in LABELS]
-    table.add_row(*figures, f"{row['speedup']:.2f}", *(f"{each / 1e6:.1f}" for each in state.values()))
-    console = Console(width=130)
-    console.print(table)
-    console.print(f"written: {write_results(f'data_parallel_{group.size()}_cpu', [row])}")
+    for row in found:
+        times = [f"{row['seconds'][label]['median'] * 1e3:.0f}" for label in LABELS]
+        states = [f"{each / 1e6:.1f}" for each in row["bytes_of_state"].values()]
+        table.add_row(str(row["processes"]), *times, f"{row['speedup']:.2f}", *states)
+    Console(width=80).print(table)
+    print(f"written: {write_results('data_parallel_cpu', found)}")
 
 
 if __name__ == "__main__":

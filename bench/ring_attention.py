@@ -22,7 +22,7 @@ import click
 from rich.console import Console
 
 import ring_attention_ranks
-from processes import results
+from mlx_anvil.distributed import _local
 
 LENGTH, HEADS, DIM = 16384, (8, 2), 128
 PROCESSES = (1, 2, 4)
@@ -39,9 +39,9 @@ def rows_of(length: int, rounds: int) -> list[dict[str, Any]]:
     one: dict[str, dict[str, Any]] = {}
     for processes in PROCESSES:
         for layout in ("zigzag", "contiguous") if processes > 1 else ("contiguous",):
-            found = results(
-                ring_attention_ranks.measured, processes, length, HEADS, DIM, layout, rounds, seconds=SECONDS
-            )
+            arguments = (length, HEADS, DIM, layout, rounds)
+            options = {"seconds": SECONDS, "environment": _local.ONE_THREAD}
+            found = _local.results(ring_attention_ranks.measured, processes, *arguments, **options)
             for what in found[0]:
                 time, transfers = slowest(found, what, "seconds"), slowest(found, what, "transfers")
                 peak = max(rank[what]["peak"] for rank in found)

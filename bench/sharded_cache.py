@@ -13,10 +13,8 @@ of the best: as if the attention of one process took 1/n, and all else as long a
 """
 
 import statistics
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -31,6 +29,7 @@ import mlx_anvil
 from mlx_anvil import distributed
 from mlx_anvil.bench.model import LlamaShape, random_llama
 from mlx_anvil.bench.timing import seconds_of
+from mlx_anvil.distributed import _local
 
 SHAPE = LlamaShape(hidden=1024, layers=4, intermediate=2816, heads=16, kv_heads=4, vocabulary=4096)
 HEAD_DIM = SHAPE.hidden // SHAPE.heads
@@ -152,19 +151,12 @@ def peak(call: Call) -> int:
 
 def rows(length: int, prompt: int, repeats: int, rounds: int) -> list[dict[str, Any]]:
     """Starts the processes of each number ``rounds`` times, in alternating order."""
-    here = Path(__file__).parent
-    sys.path.append(str(here.parent / "tests" / "distributed"))
-    import ranks
-
-    import sharded_cache  # under this name the processes can import it
-
     found: dict[int, list[list[dict[str, Any]]]] = {count: [] for count in PROCESSES}
     for round_ in range(rounds):
         for count in PROCESSES if round_ % 2 == 0 else reversed(PROCESSES):
-            function = sharded_cache.of_one if count == 1 else sharded_cache.of_rank
-            environment = [{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(here)}] * count
-            arguments = (length, prompt, repeats)
-            found[count].append(ranks.results(function, count, *arguments, seconds=SECONDS, environment=environment))
+            function = of_one if count == 1 else of_rank
+            options = {"seconds": SECONDS, "environment": _local.ONE_THREAD}
+            found[count].append(_local.results(function, count, length, prompt, repeats, **options))
     one = {key: median_of_slowest(found[1], key) for key in found[1][0][0]}
     return [
         row_of(what, count, found[count], one) for what in ("decode", "attention", "prefill") for count in PROCESSES

@@ -16,15 +16,10 @@ output head. The ideal of n processes is that time, and the n-th part of the res
 The second table is the product and sum of one row-sharded projection of a prefill, in 1, 2 and 4 chunks of rows.
 """
 
-import json
-import os
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from harness import Timing, as_json, console_table, write_results
@@ -50,7 +45,6 @@ ROUNDS = 9
 ROWS = (512, 2048)  # of the projection
 CHUNKS = (1, 2, 4)
 SECONDS = 900  # until processes that hang are killed
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 Run = Callable[[], Any]
 
 
@@ -161,11 +155,11 @@ def sums_of_projection(dtype: mx.Dtype) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def measure_in_process(dtype: mx.Dtype, folder: Path) -> None:
-    result = {"model": steps_of_model(dtype)}
+def measured(dtype: str) -> dict[str, Any]:
+    result: dict[str, Any] = {"model": steps_of_model(getattr(mx, dtype))}
     if mx.distributed.init().size() > 1:
-        result["projection"] = sums_of_projection(dtype)
-    (folder / os.environ.get("MLX_RANK", "0")).write_text(json.dumps(result))
+        result["projection"] = sums_of_projection(getattr(mx, dtype))
+    return result
 
 
 # ---- in the process that starts them ---------------------------------------------------------------------------------
@@ -174,17 +168,6 @@ def measure_in_process(dtype: mx.Dtype, folder: Path) -> None:
 def slowest(of_ranks: list[list[float]], calls: int = 1) -> Timing:
     """The slowest process of each round, of which each made that many calls."""
     return Timing.of([max(seconds) / calls for seconds in zip(*of_ranks, strict=True)])
-
-
-def measured(processes: int, dtype: str) -> list[dict[str, Any]]:
-    """What each process has measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--dtype", dtype, "--in-process", folder]
-        ended = _local.run(command, processes, seconds=SECONDS, environment=[ONE_THREAD] * processes)
-        for rank, process in enumerate(ended):
-            if process.status:
-                raise SystemExit(f"Process {rank} of {processes} ended with {process.status}:\n{process.output}")
-        return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(processes)]
 
 
 def model_rows(dtype: str, of_processes: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -258,12 +241,9 @@ def table_of_projection(rows: list[dict[str, Any]]) -> Table:
 @click.command(help=__doc__.partition("\n")[0])
 @click.option("--dtype", type=click.Choice([dtype_name(d) for d in DTYPES]), default="bfloat16")
 @click.option("--processes", type=int, multiple=True, default=(2, 4), help="Numbers of processes beside one.")
-@click.option("--in-process", type=click.Path(path_type=Path), hidden=True)
-def main(dtype: str, processes: tuple[int, ...], in_process: Path | None) -> None:
-    if in_process is not None:
-        measure_in_process(getattr(mx, dtype), in_process)
-        return
-    of_processes = {count: measured(count, dtype) for count in sorted({1, *processes})}
+def main(dtype: str, processes: tuple[int, ...]) -> None:
+    options = {"seconds": SECONDS, "environment": _local.ONE_THREAD}
+    of_processes = {count: _local.results(measured, count, dtype, **options) for count in sorted({1, *processes})}
     of_model, of_projection = model_rows(dtype, of_processes), projection_rows(dtype, of_processes)
     console = Console(width=80)
     console.print(table_of_model(of_model))

@@ -5,9 +5,9 @@ import time
 
 import fault_programs
 import pytest
-import ranks
 
 from mlx_anvil import distributed
+from mlx_anvil.distributed import _local
 
 pytestmark = pytest.mark.cpu_only
 
@@ -33,7 +33,7 @@ DIFFER = "[check_ranks] the processes differ; allowed: none does. "
 )
 def test_the_others_name_the_one_that_fails(fault: str, failing: int, processes: int, how: str, seconds: float):
     begin = time.monotonic()
-    ended = ranks.run(fault_programs.steps_with_fault, processes, fault, failing, TIMEOUT, seconds=40)
+    ended = _local.run(fault_programs.steps_with_fault, processes, fault, failing, TIMEOUT, seconds=40)
     pid, failed_at = re.search(r"pid (\d+) fails at ([\d.]+)", ended[failing].output).groups()
     for rank, process in enumerate(ended):
         if rank == failing:
@@ -47,12 +47,12 @@ def test_the_others_name_the_one_that_fails(fault: str, failing: int, processes:
 
 
 def test_slow_processes_are_no_fault():
-    assert ranks.results(fault_programs.slow_but_well, 2, 1.0, 5.0) == [[3.0] * 4] * 2
+    assert _local.results(fault_programs.slow_but_well, 2, 1.0, 5.0) == [[3.0] * 4] * 2
 
 
 def test_ranks_that_stall_together_say_where():
     """Each waits for the other: none is ahead."""
-    ended = ranks.run(fault_programs.stall_together, 2, TIMEOUT, seconds=40)
+    ended = _local.run(fault_programs.stall_together, 2, TIMEOUT, seconds=40)
     for process in ended:
         assert process.status == STATUS
         assert re.search(
@@ -61,7 +61,7 @@ def test_ranks_that_stall_together_say_where():
 
 
 def test_a_watch_that_cannot_connect():
-    (zero, no_address, refused), *others = ranks.results(fault_programs.unreachable, 3)
+    (zero, no_address, refused), *others = _local.results(fault_programs.unreachable, 3)
     assert zero == "[watch] timeout is 0.0; allowed: a positive number of seconds."
     assert no_address.startswith("[watch] rank 0: cannot listen at localhost:no: ")
     assert re.fullmatch(
@@ -73,7 +73,7 @@ def test_a_watch_that_cannot_connect():
 
 
 def test_ranks_that_differ_raise_the_same_error():
-    errors, *others = ranks.results(fault_programs.differences, 3)
+    errors, *others = _local.results(fault_programs.differences, 3)
     assert others == [errors] * 2
     same, shaped, typed, missing, many, value, version, imported, listed, number = errors
     assert same == imported == ""

@@ -2,12 +2,11 @@
 
 import mlx.core as mx
 import pytest
-import ranks
 import ring_programs
 import ring_transforms
 from ring_programs import Case
 
-from mlx_anvil.distributed import ring_attention
+from mlx_anvil.distributed import _local, ring_attention
 from support import FLOAT32_TOLERANCE, GRADIENT_FACTOR, OUTPUT_FACTOR
 
 pytestmark = pytest.mark.cpu_only
@@ -56,19 +55,19 @@ def assert_accurate(cases: list[Case], found: list[list[dict[str, tuple[float, f
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_results_and_gradients(count, seed):
     cases = SHORT + LONG if count != 3 else SHORT
-    assert_accurate(cases, ranks.results(ring_programs.errors, count, cases, seed))
+    assert_accurate(cases, _local.results(ring_programs.errors, count, cases, seed))
 
 
 @pytest.mark.slow
 def test_long_parts_on_three_ranks(seed):
-    assert_accurate(LONG, ranks.results(ring_programs.errors, 3, LONG, seed))
+    assert_accurate(LONG, _local.results(ring_programs.errors, 3, LONG, seed))
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_metal_kernels_in_the_simulator(count, seed):
     """GPUs run it as a graph of attention nodes and exchanges."""
     cases = [case for case in SHORT if case.dtype == "float32"][: 9 if count == 3 else None]
-    assert_accurate(cases, ranks.results(ring_programs.errors, count, cases, seed, True))
+    assert_accurate(cases, _local.results(ring_programs.errors, count, cases, seed, True))
 
 
 @pytest.mark.parametrize("simulated", [False, True], ids=["cpu", "simulator"])
@@ -77,7 +76,7 @@ def test_metal_kernels_in_the_simulator(count, seed):
     [("contiguous", CAUSAL), ("zigzag", {"mask": "causal", "softcap": 3.0}), ("contiguous", {"window_size": 5})],
 )
 def test_transforms(layout, options, simulated, seed):
-    for deviations in ranks.results(ring_transforms.deviations, 3, seed, layout, options, simulated):
+    for deviations in _local.results(ring_transforms.deviations, 3, seed, layout, options, simulated):
         assert len(deviations) > 20
         wrong = {name: error for name, error in deviations.items() if not error <= TOLERANCE}
         assert not wrong
@@ -85,7 +84,7 @@ def test_transforms(layout, options, simulated, seed):
 
 def test_memory_is_that_of_a_part(seed):
     """Beside a rank's own arrays: two pieces of keys and values, and of their gradients, of 16 in a part."""
-    for peak, own in ranks.results(ring_programs.outputs_alone, 2, seed, 8192):
+    for peak, own in _local.results(ring_programs.outputs_alone, 2, seed, 8192):
         assert peak <= 1.12 * own, (peak, own)
 
 
@@ -100,12 +99,12 @@ def test_memory_is_that_of_a_part(seed):
     ],
 )
 def test_unlike_calls_are_found(options, what):
-    for rank, error in enumerate(ranks.results(ring_programs.unlike_calls, 2, options)):
+    for rank, error in enumerate(_local.results(ring_programs.unlike_calls, 2, options)):
         assert error.startswith(f"[ring_attention] rank {rank} and rank {1 - rank} do not make the same call: {what}")
 
 
 def test_a_lost_neighbour_is_named():
-    ended = ranks.run(ring_programs.killed_neighbour, 3, 2, seconds=60)
+    ended = _local.run(ring_programs.killed_neighbour, 3, 2, seconds=60)
     assert ended[2].status == -9
     for rank in (0, 1):
         first, second = ended[rank].result.splitlines()

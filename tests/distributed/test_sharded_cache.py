@@ -5,7 +5,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-import ranks
 import sharded_programs as programs
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import ArraysCache
@@ -13,7 +12,7 @@ from sharded_programs import Conversation
 
 import mlx_anvil
 from mlx_anvil import distributed
-from mlx_anvil.distributed import ShardedKVCache, make_sharded_cache
+from mlx_anvil.distributed import ShardedKVCache, _local, make_sharded_cache
 from mlx_anvil.distributed._layout import BLOCK, Layout
 
 pytestmark = pytest.mark.cpu_only
@@ -33,7 +32,7 @@ STEP_SIZES = (4, 2048, 0)
 
 def together(function: Any, count: int, *arguments: Any) -> list[Any]:
     """What each process returns; with one thread each, because together they have a few cores."""
-    return ranks.results(function, count, *arguments, environment=[{"OMP_NUM_THREADS": "1"}] * count)
+    return _local.results(function, count, *arguments, environment=_local.ONE_THREAD)
 
 
 def assert_close(result: np.ndarray, exact: np.ndarray) -> None:

@@ -5,17 +5,16 @@ import functools
 import mlx.nn as nn
 import numpy as np
 import pytest
-import ranks
 import tensor_parallel_programs as programs
 
 import mlx_anvil
 from lm_models import Architecture
+from mlx_anvil.distributed import _local
 from mlx_anvil.patching._routes import is_patched
 
 pytestmark = pytest.mark.cpu_only
 
 LIMIT = 2e-5  # of float32 with attention
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 in_one_process = functools.cache(programs.alone)
@@ -27,7 +26,7 @@ in_one_process = functools.cache(programs.alone)
 def test_tokens_are_those_of_one_process(processes, even, steps):
     """mlx-lm shards what the processes divide, and ``distributed.shard`` the rest."""
     expected = in_one_process(even)
-    found = ranks.results(programs.together, processes, even, steps, environment=[ONE_THREAD] * processes)
+    found = _local.results(programs.together, processes, even, steps, environment=_local.ONE_THREAD)
     for of_rank in found:
         assert len(of_rank) == 16
         for (name, quantized, order), made in of_rank.items():
@@ -47,7 +46,7 @@ def test_tokens_are_those_of_one_process(processes, even, steps):
 
 @pytest.fixture(scope="module")
 def two():
-    return ranks.results(programs.in_two_processes, 2, environment=[ONE_THREAD] * 2)
+    return _local.results(programs.in_two_processes, 2, environment=_local.ONE_THREAD)
 
 
 def test_other_architectures(two):
@@ -74,7 +73,7 @@ def assert_rows(rows: set, query: str, quantized: bool) -> None:
 
 @pytest.fixture(scope="module")
 def three():
-    return ranks.results(programs.in_three_processes, 3, environment=[ONE_THREAD] * 3)
+    return _local.results(programs.in_three_processes, 3, environment=_local.ONE_THREAD)
 
 
 def test_gradients_are_those_of_one_process(three):

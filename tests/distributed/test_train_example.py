@@ -12,14 +12,14 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-import ranks
 from click.testing import CliRunner, Result
 
 import train_distributed
+from mlx_anvil.distributed import _local
 
 pytestmark = pytest.mark.cpu_only
 
-EXAMPLE = ranks.TESTS.parent / "examples" / "train_distributed.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_distributed.py"
 LAUNCHER = Path(sys.executable).with_name("mlx.launch")
 STEPS = 80
 SAVE_EVERY = 20
@@ -30,7 +30,7 @@ SECONDS = 60
 def launch(checkpoint: Path, *options: object) -> subprocess.Popen[str]:
     """Starts two processes."""
     command = [LAUNCHER, "-n", 2, "--backend", "ring", "--python", sys.executable]
-    command += ["--starting-port", ranks.free_ports(1)[0], EXAMPLE, *TINY, "--checkpoint", checkpoint, *options]
+    command += ["--starting-port", _local.free_ports(1)[0], EXAMPLE, *TINY, "--checkpoint", checkpoint, *options]
     return subprocess.Popen(
         [str(each) for each in command],
         stdin=subprocess.DEVNULL,

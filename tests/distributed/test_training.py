@@ -4,11 +4,11 @@ import mlx.core as mx
 import mlx.optimizers as optim
 import numpy as np
 import pytest
-import ranks
 import training_programs as programs
 from mlx.utils import tree_unflatten
 
 from mlx_anvil import distributed
+from mlx_anvil.distributed import _local
 
 pytestmark = pytest.mark.cpu_only
 
@@ -28,7 +28,7 @@ def largest_difference(ours: programs.Arrays, expected: programs.Arrays) -> floa
 @pytest.mark.parametrize("processes", [2, 3])
 def test_sharded_optimizers_do_what_optimizers_alone_do(processes: int):
     names = list(programs.OPTIMIZERS)
-    results = ranks.results(programs.optimizers, processes, names)
+    results = _local.results(programs.optimizers, processes, names)
     for name in names:
         parameters, state, _, expected, expected_state, whole = results[0][name]
         assert largest_difference(parameters, expected) < TOLERANCE, name
@@ -42,7 +42,7 @@ def test_sharded_optimizers_do_what_optimizers_alone_do(processes: int):
 
 
 def test_steps_of_every_kind_agree():
-    ways = ranks.results(programs.variants, 3)[0]
+    ways = _local.results(programs.variants, 3)[0]
     plain = ways.pop("plain")
     assert set(ways) == {"compiled", "averaged before", "with sum_scatter"}
     for way, parameters in ways.items():
@@ -51,7 +51,7 @@ def test_steps_of_every_kind_agree():
 
 def test_another_number_of_processes_reads_the_state():
     """Two processes train; one goes on alone, with its own batches."""
-    parameters, state, *_ = ranks.results(programs.optimizers, 2, ["AdamW"])[0]["AdamW"]
+    parameters, state, *_ = _local.results(programs.optimizers, 2, ["AdamW"])[0]["AdamW"]
     outcomes = []
     for optimizer in (
         optim.AdamW(0.01, weight_decay=0.1),
@@ -71,7 +71,7 @@ def test_another_number_of_processes_reads_the_state():
 
 
 def test_reduced_gradients_are_averages():
-    for result in ranks.results(programs.reduced, 3, [1, 100, 1 << 20]):
+    for result in _local.results(programs.reduced, 3, [1, 100, 1 << 20]):
         for ours, expected in result:
             assert largest_difference(ours, expected) < 1e-6
 
@@ -79,7 +79,7 @@ def test_reduced_gradients_are_averages():
 def test_sums_run_during_the_backward_pass():
     """The other rank sees each sum end. MLX's average comes after the backward pass, whatever its stream."""
     kinds = ["reduce_gradients", "average_gradients"]
-    _, rounds = ranks.results(programs.times_of_sums, 2, 3 * kinds)
+    _, rounds = _local.results(programs.times_of_sums, 2, 3 * kinds)
     # When the first sum ends, as a share of when the last one does. A busy machine blurs a single round.
     ours, mlx = (min(times[0] / times[-1] for times in rounds[kind::2]) for kind in (0, 1))
     assert ours < 0.9 * mlx

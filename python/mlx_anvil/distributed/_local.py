@@ -1,17 +1,27 @@
-"""Several processes of this machine that form a group of MLX's ring backend, for tests and benchmarks."""
+"""Runs a function in several processes of this machine that form a group of MLX's ring backend.
 
+Tests and benchmarks use it; programs are started by ``mlx.launch``.
+"""
+
+import importlib
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Ended", "free_ports", "run"]
+__all__ = ["ONE_THREAD", "Ended", "free_ports", "results", "run"]
+
+SECONDS = 120.0
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -20,62 +30,78 @@ class Ended:
 
     Attributes:
         status: its exit status; negative for a signal.
-        output: what it wrote to stdout and stderr.
+        result: what the function returned; None if it raised an exception or was killed.
+        output: what the process wrote to stdout and stderr.
         seconds: how long it ran.
     """
 
     status: int
+    result: Any
     output: str
     seconds: float
 
 
+def results(function: Callable[..., Any], ranks: int, *arguments: Any, **options: Any) -> list[Any]:
+    """What ``function(*arguments)`` returned in each process, in the order of the ranks.
+
+    Raises:
+        RuntimeError: a process did not succeed. The text is what it wrote.
+    """
+    ended = run(function, ranks, *arguments, **options)
+    failed = [f"rank {rank} ended with {e.status}:\n{e.output}" for rank, e in enumerate(ended) if e.status]
+    if failed:
+        raise RuntimeError("\n".join(failed))
+    return [e.result for e in ended]
+
+
 def run(
-    command: Sequence[str],
+    function: Callable[..., Any],
     ranks: int,
-    *,
-    seconds: float,
-    environment: Sequence[Mapping[str, str]] | None = None,
-    folder: Path | None = None,
+    *arguments: Any,
+    seconds: float = SECONDS,
+    environment: Mapping[str, str] | None = None,
 ) -> list[Ended]:
-    """Runs a command in several processes. ``mx.distributed.init()`` gives each the group, ``MLX_RANK`` its number.
+    """Runs a function of a module once in each process. Arguments and results are pickled: arrays are NumPy's.
 
     Args:
-        command: the program and its arguments.
-        ranks: the number of processes. A single one has no ``MLX_RANK``.
+        function: ``mx.distributed.init()`` gives it the group; that of one process has the size 1.
+        ranks: the number of processes.
+        arguments: passed to the function.
         seconds: processes that still run then are killed.
-        environment: more variables, for each rank.
-        folder: where they run.
+        environment: more variables.
     """
-    with tempfile.TemporaryDirectory() as outputs:
-        hosts = Path(outputs, "hosts.json")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "call").write_bytes(pickle.dumps((_module_of(function), function.__qualname__, arguments)))
+        hosts = folder / "hosts.json"
         hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(ranks)]))
+        # The module and what it imports are found as here.
+        common = {**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         processes: list[subprocess.Popen[bytes]] = []
-        begin, ends = time.monotonic(), [seconds] * ranks
         try:
             for rank in range(ranks):
                 own = {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)} if ranks > 1 else {}
-                variables = {**os.environ, **own, **(environment[rank] if environment else {})}
-                with Path(outputs, str(rank)).open("wb") as output:
-                    started = subprocess.Popen(
-                        command, env=variables, stdout=output, stderr=subprocess.STDOUT, cwd=folder
-                    )
+                command = [sys.executable, "-m", __name__, str(folder), str(rank)]
+                with (folder / f"output{rank}").open("wb") as output:
+                    started = subprocess.Popen(command, env=common | own, stdout=output, stderr=subprocess.STDOUT)
                 processes.append(started)
-            running = set(range(ranks))
-            while running and time.monotonic() - begin < seconds:
-                for rank in list(running):
-                    if processes[rank].poll() is not None:
-                        running.remove(rank)
-                        ends[rank] = time.monotonic() - begin
-                time.sleep(0.02)
+            ends = _wait(processes, seconds)
         finally:
             for process in processes:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-        texts = [Path(outputs, str(rank)).read_text(errors="replace") for rank in range(ranks)]
-    return [Ended(p.returncode, text, end) for p, text, end in zip(processes, texts, ends, strict=True)]
+        return [_ended(folder, rank, process.returncode, ends[rank]) for rank, process in enumerate(processes)]
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """The name under which another process can import the function's module, also if that is the program."""
+    if function.__module__ != "__main__":
+        return function.__module__
+    return Path(sys.modules["__main__"].__file__ or "").stem
 
 
 def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nothing listened on a moment ago."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))
@@ -83,3 +109,32 @@ def free_ports(count: int) -> list[int]:
     for each in sockets:
         each.close()
     return ports
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[float]:
+    """Waits until all have ended, but no longer than that. Returns how long each ran."""
+    begin, ends = time.monotonic(), [seconds] * len(processes)
+    running = set(range(len(processes)))
+    while running and time.monotonic() - begin < seconds:
+        for rank in list(running):
+            if processes[rank].poll() is not None:
+                running.remove(rank)
+                ends[rank] = time.monotonic() - begin
+        time.sleep(0.02)
+    return ends
+
+
+def _ended(folder: Path, rank: int, status: int, seconds: float) -> Ended:
+    result = folder / f"result{rank}"
+    value = pickle.loads(result.read_bytes()) if result.exists() else None
+    return Ended(status, value, (folder / f"output{rank}").read_text(errors="replace"), seconds)
+
+
+def _call(folder: Path, rank: str) -> None:
+    module, name, arguments = pickle.loads((folder / "call").read_bytes())
+    value = getattr(importlib.import_module(module), name)(*arguments)
+    (folder / f"result{rank}").write_bytes(pickle.dumps(value))
+
+
+if __name__ == "__main__":
+    _call(Path(sys.argv[1]), sys.argv[2])
