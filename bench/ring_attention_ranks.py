@@ -11,7 +11,7 @@ import mlx_anvil
 from mlx_anvil.bench.timing import seconds_of
 from mlx_anvil.distributed import ring_attention
 
-SHORTEST_PIECE, MOST_PIECES = 512, 16  # csrc/ring_attention/plan.cpp
+SHORTEST_SLICE, MOST_PIECES = 512, 16  # csrc/ring_attention/plan.cpp
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 Call = Callable[[], Any]
 
@@ -44,7 +44,7 @@ def measured(length: int, heads: tuple[int, int], dim: int, layout: str, rounds:
         mx.reset_peak_memory()
         seconds = [timed(call, group) for _ in range(rounds)]
         peaks = mx.get_peak_memory(), resident("VmHWM:") - before
-        transfers = [timed(partial(pass_round, group, part, heads[1], dim, what), group) for _ in range(rounds)]
+        transfers = [timed(partial(pass_round, group, part, heads[1], dim, layout, what), group) for _ in range(rounds)]
         found[what] = {"seconds": seconds, "peak": max(peaks), "mlx_peak": peaks[0], "transfers": transfers}
     return found
 
@@ -63,11 +63,12 @@ def timed(call: Call, group: mx.distributed.Group) -> float:
     return seconds_of(call)
 
 
-def pass_round(group: mx.distributed.Group, part: int, heads: int, dim: int, what: str) -> None:
+def pass_round(group: mx.distributed.Group, part: int, heads: int, dim: int, layout: str, what: str) -> None:
     """The messages of a call, and nothing else: every piece goes round the ring, in float32."""
     if group.size() == 1:
         return
-    pieces = max(1, min(part // SHORTEST_PIECE, MOST_PIECES))
+    slices = 2 if layout == "zigzag" else 1
+    pieces = max(1, min(part // (slices * SHORTEST_SLICE), MOST_PIECES))
     piece = mx.zeros((part // pieces, heads, 2 * dim))
     hops = group.size() - 1
     if what == "gradients":  # those of the result, keys and values once more, and their gradients, which come home

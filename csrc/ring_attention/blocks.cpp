@@ -21,9 +21,9 @@ void pack(const AttentionView& from,
     for (int64_t h = 0; h < sizes.kv_heads; ++h) {
       for (const Segment& segment : segments) {
         for (int64_t r = segment.first; r < segment.first + segment.length; ++r) {
-          const char* row = static_cast<const char*>(from.data) +
-                            (b * from.strides[0] + h * from.strides[1] + r * from.strides[2]) *
-                                item_bytes;
+          const char* row =
+              static_cast<const char*>(from.data) +
+              (b * from.strides[0] + h * from.strides[1] + r * from.strides[2]) * item_bytes;
           if (from.strides[3] == 1) {
             std::memcpy(to, row, columns * item_bytes);
           } else {
@@ -75,6 +75,27 @@ AttentionView moved(const AttentionView& view, int64_t batch, int64_t first, int
   return own;
 }
 
+namespace {
+
+bool sees_all(const Block& block) {
+  return block.config.window_left == kUnboundedWindow &&
+         block.config.window_right == kUnboundedWindow;
+}
+
+// Adds a block. One that goes on where the last one ends is made one with it: the fewer keys a call
+// has, the more its results cost to join.
+void add(std::vector<Block>& blocks, const Block& block) {
+  Block* const last = blocks.empty() ? nullptr : &blocks.back();
+  if (last && last->batch == block.batch && last->query == block.query &&
+      last->key + last->keys == block.key && sees_all(*last) && sees_all(block)) {
+    last->keys += block.keys;
+  } else {
+    blocks.push_back(block);
+  }
+}
+
+}  // namespace
+
 std::vector<Block> blocks_of(const RingPlan& plan,
                              const AttentionOperands& args,
                              const int32_t* lengths,
@@ -94,10 +115,10 @@ std::vector<Block> blocks_of(const RingPlan& plan,
         const Segment keys = {key, of_piece.position, in_use(of_piece)};
         key += of_piece.length;
         if (plan.sees(queries, keys)) {
-          blocks.push_back({b, lengths ? 1 : args.sizes.batch, queries.first, queries.length,
-                            keys.first, keys.length,
-                            config_of_block(args.config, queries.position, queries.length,
-                                            keys.position, keys.length)});
+          add(blocks, {b, lengths ? 1 : args.sizes.batch, queries.first, queries.length, keys.first,
+                       keys.length,
+                       config_of_block(args.config, queries.position, queries.length, keys.position,
+                                       keys.length)});
         }
       }
     }

@@ -42,7 +42,7 @@ class Builder {
         plan_({config.group.size(), in.q.shape(2), config.zigzag},
               config.group.rank(),
               config.attention,
-              in.q.shape(2)) {}
+              /*in_pieces=*/false) {}
 
   Arrays forward() {
     std::vector<Partial> totals;  // of each segment of queries
@@ -279,8 +279,8 @@ class Builder {
       if (masked) {
         in.mask = inputs[3];
       }
-      gradients = compose_attention_backward(config, in, inputs[at], inputs[at + 1],
-                                             inputs[at + 2], inputs[at + 3], wanted, s_);
+      gradients = compose_attention_backward(config, in, inputs[at], inputs[at + 1], inputs[at + 2],
+                                             inputs[at + 3], wanted, s_);
     }
     for (mx::array& x : gradients) {
       x = mx::astype(x, mx::float32, s_);
@@ -317,8 +317,8 @@ class Builder {
     const mx::array present = mx::greater(sinks, mx::array(kMinusInfinity), s_);
     const mx::array safe = mx::where(present, lse, mx::array(0.0f), s_);
     const mx::array p = mx::exp(mx::subtract(sinks, safe, s_), s_);
-    const mx::array products = mx::multiply(mx::astype(d_out, mx::float32, s_),
-                                            mx::astype(out, mx::float32, s_), s_);
+    const mx::array products =
+        mx::multiply(mx::astype(d_out, mx::float32, s_), mx::astype(out, mx::float32, s_), s_);
     const mx::array delta = mx::subtract(mx::sum(products, -1, false, s_), d_lse, s_);
     const mx::array per_row = choose(present, mx::multiply(p, delta, s_), mx::array(0.0f), s_);
     return mx::negative(mx::sum(per_row, -1, false, s_), s_);

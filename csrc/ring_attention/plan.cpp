@@ -8,8 +8,9 @@ namespace mlx_anvil {
 
 namespace {
 
-// Enough for the products to be efficient, and few enough for a small share of a part.
-constexpr int64_t kShortestPiece = 512;
+// Joining results costs a few percent of the products with so many keys.
+constexpr int64_t kShortestSlice = 512;
+// Few enough for a piece to be a small share of a part.
 constexpr int64_t kMostPieces = 16;
 
 // Slice `index` of `count` of a segment, of nearly equal length.
@@ -24,10 +25,10 @@ Segment slice(const Segment& segment, int64_t index, int64_t count) {
 RingPlan::RingPlan(const RingLayout& layout,
                    int rank,
                    const AttentionConfig& config,
-                   int64_t shortest_piece)
+                   bool in_pieces)
     : layout_(layout), rank_(rank), left_(config.window_left), right_(config.window_right) {
-  const int64_t shortest = shortest_piece > 0 ? shortest_piece : kShortestPiece;
-  pieces_ = std::clamp<int64_t>(layout.part / shortest, 1, kMostPieces);
+  const int64_t shortest = kShortestSlice * (layout.zigzag ? 2 : 1);
+  pieces_ = in_pieces ? std::clamp<int64_t>(layout.part / shortest, 1, kMostPieces) : 1;
 }
 
 std::vector<Segment> RingPlan::rows(int rank) const {

@@ -32,11 +32,11 @@ struct RingLayout {
 
 class RingPlan {
  public:
-  // Of `config`, the window counts: a causal mask is one. `shortest_piece`: 0 for a default.
+  // Of `config`, the window counts: a causal mask is one. Not `in_pieces`: a part is one piece.
   RingPlan(const RingLayout& layout,
            int rank,
            const AttentionConfig& config,
-           int64_t shortest_piece = 0);
+           bool in_pieces = true);
 
   int rank() const { return rank_; }
   int ranks() const { return layout_.ranks; }

@@ -32,10 +32,10 @@ SHORT = [
     Case(dtype="bfloat16", options=CAUSAL),
     Case(dtype="float16", options=ZIGZAG),
 ]
-# A part is cut into pieces of at least 512 rows.
+# A part is cut into pieces of at least 512 rows, with zig-zag 1024.
 LONG = [
     Case(part=1537, heads=(2, 1), options=CAUSAL),
-    Case(part=2050, heads=(2, 2), options=ZIGZAG),
+    Case(part=3074, heads=(2, 2), options=ZIGZAG),
     Case(part=1100, heads=(2, 1), options={"window_size": (700, 10)}, dtype="bfloat16"),
     Case(part=1100, heads=(2, 1), batch=2, lengths=(1500, 600), options={"mask": "causal", "window_size": 700}),
 ]
@@ -83,9 +83,9 @@ def test_transforms(layout, options, simulated, seed):
 
 
 def test_memory_is_that_of_a_part(seed):
-    """Beside a rank's own arrays: two pieces of keys and values, and of their gradients, of 16 in a part."""
+    """Beside a rank's own arrays: two pieces of keys and values, and of their gradients, of 8 in a part."""
     for peak, own in _local.results(ring_programs.outputs_alone, 2, seed, 8192):
-        assert peak <= 1.12 * own, (peak, own)
+        assert peak <= 1.2 * own, (peak, own)
 
 
 @pytest.mark.parametrize(
