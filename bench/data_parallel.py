@@ -91,7 +91,7 @@ def measured(layers: int, rows: int, rounds: int) -> dict[str, Any]:
 
 
 def row_of(processes: int, layers: int, rows: int, rounds: int) -> dict[str, Any]:
-    options = {"seconds": SECONDS, "environment": _local.ONE_THREAD}
+    options = {"seconds": SECONDS, "environment": _local.ONE_THREAD, "apart": True}
     found = _local.results(measured, processes, layers, rows, rounds, **options)
     seconds = {
         label: Timing.of([max(times) for times in zip(*(rank["seconds"][label] for rank in found), strict=True)])
@@ -109,8 +109,8 @@ def row_of(processes: int, layers: int, rows: int, rounds: int) -> dict[str, Any
 
 
 @click.command()
-@click.option("--layers", default=12, show_default=True)
-@click.option("--rows", default=256, show_default=True, help="Of a process's batch.")
+@click.option("--layers", default=8, show_default=True)
+@click.option("--rows", default=64, show_default=True, help="Of a process's batch.")
 @click.option("--rounds", default=7, show_default=True, help="After a warm-up.")
 def main(layers: int, rows: int, rounds: int) -> None:
     """Runs the benchmark, prints its table and writes its results."""

@@ -3,14 +3,15 @@
     python bench/ring_attention.py                 # 16384 tokens, 1, 2 and 4 processes
     python bench/ring_attention.py --length 4096
 
-writes bench/results/ring_attention_cpu.json. It starts the processes itself, on this machine, with MLX's ring backend.
-One sequence in float32, 8 query heads over 2 key heads of 128. One process runs ``flash_attention``; several run
-``ring_attention`` with their part of the sequence. All begin a call together, and the slowest rank of a round counts.
+writes bench/results/ring_attention_cpu.json. It starts the processes itself, on cores of their own, with MLX's ring
+backend. One sequence in float32, 8 query heads over 2 key heads of 128. All processes begin a call together, and the
+slowest of a round counts.
 
-"Transfers" are the messages of a call alone, without its computation. "Ideal" is the n-th part of the time of one
-process, and the transfers; "time" is set against it. "Memory" is the peak of a process, its arrays and results
-included, as a share of the peak of one process. MLX counts its own arrays; of that and what the process holds beyond
-what it held before, the larger counts. With the contiguous layout the last rank has the most work.
+"One" is flash_attention of the whole sequence in one process. Processes that compute at the same time share caches,
+memory and clock, so it is timed in all of them at the same time. "Transfers", in the table "sent", are the
+messages of a call without its computation. "Ideal" is the n-th part of one, and the transfers: "of ideal" is our time
+as a multiple of it. "Memory" is the peak of a process, its arrays and results included, as a share of the peak of one
+process alone. With the contiguous layout the last rank has the most work.
 """
 
 import statistics
@@ -25,55 +26,60 @@ import ring_attention_ranks
 from mlx_anvil.distributed import _local
 
 LENGTH, HEADS, DIM = 16384, (8, 2), 128
-PROCESSES = (1, 2, 4)
+RUNS = ((1, "contiguous"), (2, "zigzag"), (4, "zigzag"), (4, "contiguous"))
 SECONDS = 900  # processes that still run then are killed
 
 
 def slowest(found: list[dict[str, Any]], what: str, key: str) -> Timing:
     """Of the times of several ranks, the largest of each round."""
-    return Timing.of([max(times) for times in zip(*(rank[what][key] for rank in found), strict=True)])
+    rounds = zip(*(rank[what]["seconds"][key] for rank in found), strict=True)
+    return Timing.of([max(times) for times in rounds])
 
 
 def rows_of(length: int, rounds: int) -> list[dict[str, Any]]:
-    rows = []
-    one: dict[str, dict[str, Any]] = {}
-    for processes in PROCESSES:
-        for layout in ("zigzag", "contiguous") if processes > 1 else ("contiguous",):
-            arguments = (length, HEADS, DIM, layout, rounds)
-            options = {"seconds": SECONDS, "environment": _local.ONE_THREAD}
-            found = _local.results(ring_attention_ranks.measured, processes, *arguments, **options)
-            for what in found[0]:
-                time, transfers = slowest(found, what, "seconds"), slowest(found, what, "transfers")
-                peak = max(rank[what]["peak"] for rank in found)
-                row = {
-                    "what": what,
-                    "processes": processes,
-                    "layout": layout,
-                    "spread": round(time.spread, 3),
-                    "seconds": {"ours": as_json(time), "transfers": as_json(transfers)},
-                    "peak_bytes": peak,
-                    "mlx_peak_bytes": max(rank[what]["mlx_peak"] for rank in found),
-                }
-                first = one.setdefault(what, row)
-                ideal = first["seconds"]["ours"]["median"] / processes + (transfers.median if processes > 1 else 0)
-                row |= {"of_ideal": round(time.median / ideal, 3), "memory": round(peak / first["peak_bytes"], 3)}
-                rows.append(row)
+    rows: list[dict[str, Any]] = []
+    ones: dict[tuple[str, int], Timing] = {}
+    for processes, layout in RUNS:
+        options = {"seconds": SECONDS, "environment": _local.ONE_THREAD, "apart": True}
+        times_one = processes > 1 and layout == "zigzag"
+        arguments = (length, HEADS, DIM, layout, rounds, times_one)
+        found = _local.results(ring_attention_ranks.measured, processes, *arguments, **options)
+        for what in found[0]:
+            timings = {key: slowest(found, what, key) for key in found[0][what]["seconds"]}
+            ones |= {(what, processes): timings["one"]} if times_one else {}
+            peak = max(rank[what]["peak"] for rank in found)
+            alone = next((row["peak_bytes"] for row in rows if row["what"] == what), peak)
+            row = {
+                "what": what,
+                "processes": processes,
+                "layout": layout,
+                "spread": round(timings["ours"].spread, 3),
+                "seconds": {key: as_json(timing) for key, timing in timings.items()},
+                "peak_bytes": peak,
+                "mlx_peak_bytes": max(rank[what]["mlx_peak"] for rank in found),
+                "memory": round(peak / alone, 3),
+            }
+            if processes > 1:
+                ideal = ones[what, processes].median / processes + timings["transfers"].median
+                row["of_ideal"] = round(timings["ours"].median / ideal, 3)
+            rows.append(row)
     return rows
 
 
 def print_rows(rows: list[dict[str, Any]], length: int) -> None:
-    figures = ("time, s", "transfers, s", "of ideal", "peak, MB", "memory")
-    table = console_table(f"Causal attention over {length} tokens", words=("", "layout", "n"), figures=figures)
+    figures = ("n", "time", "one", "sent", "of ideal", "MB", "memory")
+    table = console_table(f"Causal attention over {length} tokens, seconds", words=("", "layout"), figures=figures)
     for row in rows:
-        seconds = row["seconds"]
-        alone = row["processes"] == 1
+        medians = {key: timing["median"] for key, timing in row["seconds"].items()}
+        several = row["processes"] > 1
         table.add_row(
             row["what"],
-            "" if alone else row["layout"],
+            row["layout"] if several else "",
             str(row["processes"]),
-            f"{seconds['ours']['median']:.2f}",
-            "" if alone else f"{seconds['transfers']['median']:.3f}",
-            f"{row['of_ideal']:.2f}",
+            f"{medians['ours']:.2f}",
+            f"{medians['one']:.2f}" if "one" in medians else "",
+            f"{medians['transfers']:.3f}" if several else "",
+            f"{row['of_ideal']:.2f}" if several else "",
             f"{row['peak_bytes'] / 1e6:.0f}",
             f"{row['memory']:.2f}",
         )
@@ -82,7 +88,7 @@ def print_rows(rows: list[dict[str, Any]], length: int) -> None:
 
 @click.command()
 @click.option("--length", default=LENGTH, show_default=True, help="tokens of the whole sequence")
-@click.option("--rounds", default=5, show_default=True)
+@click.option("--rounds", default=3, show_default=True)
 def main(length: int, rounds: int) -> None:
     rows = rows_of(length, rounds)
     if length == LENGTH:

@@ -22,31 +22,49 @@ def resident(field: str) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
 
 
-def measured(length: int, heads: tuple[int, int], dim: int, layout: str, rounds: int) -> dict[str, Any]:
-    """For the result alone, and for the gradients: seconds of each round, the peak of memory, and the transfers alone.
+def measured(
+    length: int, heads: tuple[int, int], dim: int, layout: str, rounds: int, times_one: bool
+) -> dict[str, Any]:
+    """For the result alone, and for the gradients: seconds of each round, and the peak of memory.
 
-    ``length`` is that of the whole sequence. A group of one runs :func:`mlx_anvil.flash_attention`.
+    ``length`` is that of the whole sequence. "One", if wanted, is :func:`mlx_anvil.flash_attention` of all of it, which every
+    process computes at the same time.
     """
     group = mx.distributed.init()
-    part = length // group.size()
-    attention = partial(mlx_anvil.flash_attention, mask="causal")
+    one = partial(mlx_anvil.flash_attention, mask="causal")
+    ours = one
     if group.size() > 1:
-        attention = partial(ring_attention, mask="causal", group=group, layout=layout)
+        ours = partial(ring_attention, mask="causal", group=group, layout=layout)
     found = {}
     for what in ("result", "gradients"):
+        function = with_gradients if what == "gradients" else alone
         mx.clear_cache()
         before = resident("VmRSS:")
-        arrays = [mx.random.normal((1, h, part, dim)) for h in (heads[0], heads[1], heads[1], heads[0])]
-        mx.eval(arrays)
-        call = partial(with_gradients if what == "gradients" else alone, attention, arrays)
+        call = partial(function, ours, draw(length // group.size(), heads, dim))
         if CLEAR.exists():
             CLEAR.write_text("5")
         mx.reset_peak_memory()
-        seconds = [timed(call, group) for _ in range(rounds)]
+        timed(call, group)
         peaks = mx.get_peak_memory(), resident("VmHWM:") - before
-        transfers = [timed(partial(pass_round, group, part, heads[1], dim, layout, what), group) for _ in range(rounds)]
-        found[what] = {"seconds": seconds, "peak": max(peaks), "mlx_peak": peaks[0], "transfers": transfers}
+        calls = {"ours": call, "one": partial(function, one, draw(length, heads, dim))}
+        if not times_one:
+            del calls["one"]
+        calls["transfers"] = partial(pass_round, group, length // group.size(), heads[1], dim, layout, what)
+        seconds: dict[str, list[float]] = {label: [] for label in calls}
+        for number in range(rounds):
+            for label in list(calls)[:: -1 if number % 2 else 1]:
+                seconds[label].append(timed(calls[label], group))
+        found[what] = {"seconds": seconds, "peak": max(peaks), "mlx_peak": peaks[0]}
+        calls.clear()  # with their arrays
+        del call
     return found
+
+
+def draw(length: int, heads: tuple[int, int], dim: int) -> list[mx.array]:
+    """q, k, v and the gradient of the result."""
+    arrays = [mx.random.normal((1, count, length, dim)) for count in (heads[0], heads[1], heads[1], heads[0])]
+    mx.eval(arrays)
+    return arrays
 
 
 def alone(attention: Call, arrays: list[mx.array]) -> None:

@@ -155,7 +155,7 @@ def rows(length: int, prompt: int, repeats: int, rounds: int) -> list[dict[str, 
     for round_ in range(rounds):
         for count in PROCESSES if round_ % 2 == 0 else reversed(PROCESSES):
             function = of_one if count == 1 else of_rank
-            options = {"seconds": SECONDS, "environment": _local.ONE_THREAD}
+            options = {"seconds": SECONDS, "environment": _local.ONE_THREAD, "apart": True}
             found[count].append(_local.results(function, count, length, prompt, repeats, **options))
     one = {key: median_of_slowest(found[1], key) for key in found[1][0][0]}
     return [

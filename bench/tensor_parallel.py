@@ -3,15 +3,19 @@
     python bench/tensor_parallel.py [--dtype bfloat16] [--processes 2]...
 
 writes bench/results/tensor_parallel_cpu.json. 8 layers, hidden 2048, intermediate 5632, 32/8 heads, vocabulary 32000;
-random weights, 4 bits in groups of 64. Every process patches the model, then ``distributed.shard(model, head=True)`` splits it.
+random weights, 4 bits in groups of 64. Every process patches the model and splits it by ``distributed.shard(model,
+head=True)``.
 
 Decode: one token behind 64 others; a round is 16 of them, one after another. Prefill: 512 tokens into an empty cache.
 Rounds alternate between the model as it is and the same model without communication: its layers get a group of one
-process, whose sums return their argument and whose logits are its own part. All processes run each round at the same time, and the slowest one counts.
-What is left when the second is taken from the first is communication, waiting for each other included.
+process, whose sums return their argument and whose logits are its own part. All processes run each round at the same
+time, and the slowest one counts. What is left when the second is taken from the first is communication, waiting for
+each other included.
 
-Not divided are the embedding, the norms and the residual sums. One process times those alone, without attention, MLP and
-output head. The ideal of n processes is that time, and the n-th part of the rest of the time of one.
+Not divided are the embedding, the norms and residual sums; they are timed alone too. "One" is the whole model in one
+process. Processes that compute at the same time share caches, memory and clock, so each of them runs it, at the same
+time, in the same rounds. The ideal of n processes is the time of what is not divided, and the n-th part of the rest of
+one.
 
 The second table is the product and sum of one row-sharded projection of a prefill, in 1, 2 and 4 chunks of rows.
 """
@@ -41,7 +45,7 @@ from mlx_anvil.reference import DTYPES
 SHAPE = LlamaShape(hidden=2048, layers=8, intermediate=5632, heads=32, kv_heads=8, vocabulary=32000)
 TOKENS = {"prefill": 512, "decode": 1}
 TOKENS_A_ROUND = 16  # of a decode
-ROUNDS = 9
+ROUNDS = 5
 ROWS = (512, 2048)  # of the projection
 CHUNKS = (1, 2, 4)
 SECONDS = 900  # until processes that hang are killed
@@ -108,23 +112,24 @@ def undivided(model: Any, tokens: mx.array) -> Run:
 def steps_of_model(dtype: mx.Dtype) -> dict[str, dict[str, list[float]]]:
     group = mx.distributed.init()
     mx.random.seed(1)
-    model = random_llama(SHAPE, dtype)
+    model, alone = random_llama(SHAPE, dtype), random_llama(SHAPE, dtype)
     tokens = {what: random_tokens(SHAPE, count) for what, count in TOKENS.items()}
     mlx_anvil.patch(model)
+    mlx_anvil.patch(alone)
     distributed.shard(model, group, head=True)
-    mx.eval(model.parameters())
+    mx.eval(model.parameters(), alone.parameters())
     mx.clear_cache()
     found = {}
     for what, step in (("prefill", prefill), ("decode", decode_step)):
-        run, rest = step(model, tokens[what]), undivided(model, tokens[what])
-        run, rest = (run, rest) if what == "prefill" else (repeated(run), repeated(rest))
+        runs = [step(model, tokens[what]), step(alone, tokens[what]), undivided(model, tokens[what])]
+        run, one, rest = runs if what == "prefill" else map(repeated, runs)
 
         def compute(run: Run = run) -> None:
             with without_communication(model):
                 run()
 
         with mlx_anvil.strict():
-            found[what] = rounds_of({"whole": run, "compute": compute, "undivided": rest})
+            found[what] = rounds_of({"whole": run, "compute": compute, "one": one, "undivided": rest})
     return found
 
 
@@ -178,16 +183,16 @@ def model_rows(dtype: str, of_processes: dict[int, list[dict[str, Any]]]) -> lis
         def timing(processes: int, label: str, what: str = what, calls: int = calls) -> Timing:
             return slowest([rank["model"][what][label] for rank in of_processes[processes]], calls)
 
-        one, rest = timing(1, "whole").median, timing(1, "undivided").median
         for processes in of_processes:
             whole, compute = timing(processes, "whole"), timing(processes, "compute")
+            one, rest = timing(processes, "one").median, timing(processes, "undivided").median
             ideal = rest + (one - rest) / processes
             rows.append(
                 {
                     "op": what,
                     "dtype": dtype,
                     "processes": processes,
-                    "seconds": {"whole": as_json(whole), "compute": as_json(compute), "ideal": ideal},
+                    "seconds": {"whole": as_json(whole), "compute": as_json(compute), "one": one, "ideal": ideal},
                     "communication": statistics.median(
                         w - c for w, c in zip(whole.rounds, compute.rounds, strict=True)
                     ),
@@ -216,11 +221,12 @@ def table_of_model(rows: list[dict[str, Any]]) -> Table:
     result = console_table(
         "4-bit Llama, n processes of one thread: milliseconds of the slowest",
         words=("", "n"),
-        figures=("whole", "computing", "transfer", "ideal", "of ideal", "of 1/n"),
+        figures=("whole", "compute", "rest", "one", "ideal", "of ideal", "of 1/n"),
     )
     for row in rows:
         seconds = row["seconds"]
-        figures = [seconds["whole"]["median"], seconds["compute"]["median"], row["communication"], seconds["ideal"]]
+        medians = [seconds["whole"]["median"], seconds["compute"]["median"]]
+        figures = [*medians, row["communication"], seconds["one"], seconds["ideal"]]
         shares = [f"{row[key]:.2f}" for key in ("of_ideal", "of_nth")]
         result.add_row(row["op"], str(row["processes"]), *(f"{1e3 * s:.4g}" for s in figures), *shares)
     return result
@@ -242,7 +248,7 @@ def table_of_projection(rows: list[dict[str, Any]]) -> Table:
 @click.option("--dtype", type=click.Choice([dtype_name(d) for d in DTYPES]), default="bfloat16")
 @click.option("--processes", type=int, multiple=True, default=(2, 4), help="Numbers of processes beside one.")
 def main(dtype: str, processes: tuple[int, ...]) -> None:
-    options = {"seconds": SECONDS, "environment": _local.ONE_THREAD}
+    options = {"seconds": SECONDS, "environment": _local.ONE_THREAD, "apart": True}
     of_processes = {count: _local.results(measured, count, dtype, **options) for count in sorted({1, *processes})}
     of_model, of_projection = model_rows(dtype, of_processes), projection_rows(dtype, of_processes)
     console = Console(width=80)
