@@ -267,23 +267,25 @@ def ring_attention(
     zigzag: bool = False,
     causal: bool = True,
     gradients: bool = False,
-    pieces: int = 8,
+    pieces: int = 1,
+    turns: int = 2,
 ) -> Cost:
-    """One layer's attention, of the busiest rank. Pieces of keys and values overlap the kernels.
+    """One layer's attention, of the busiest rank. Keys and values travel while the kernels run.
 
-    With gradients, forward and backward: in the backward the keys travel again, and their float32 gradients make all n
+    The defaults are those of GPUs: whole parts, and a rank sends first and then receives, or the other way round. On
+    the CPU there are up to 16 pieces, and with MLX's ring one turn, in both directions at once. With gradients, forward and backward: in the backward the keys travel again, and their float32 gradients make all n
     hops.
     """
     share = 1 / n if not causal else 1 / (2 * n) if zigzag else (1 - 1 / (2 * n)) / n
     whole = 4 * model.heads * model.head_dim * length**2 / machine.attention_flops
     parts = max(ring_sent(n, length, rank, zigzag=zigzag, causal=causal) for rank in range(n))
     part = length / n * model.cache_bytes
-    cost = _overlapped(machine, link, share * whole, n * pieces, parts * part, parts * pieces, pieces)
+    cost = _overlapped(machine, link, share * whole, n * pieces, parts * part, parts * pieces, turns)
     if gradients:
         home = n if n > 1 else 0
         sent = parts * part + home * part * 4 / model.number
         backward = (GRADIENT_FLOPS - 1) * share * whole
-        cost += _overlapped(machine, link, backward, n * pieces, sent, (parts + home) * pieces, pieces)
+        cost += _overlapped(machine, link, backward, n * pieces, sent, (parts + home) * pieces, turns)
     return cost
 
 
@@ -296,11 +298,11 @@ def sequence_parallel_prefill(machine: Machine, model: Model, link: Link, n: int
 
 
 def _overlapped(
-    machine: Machine, link: Link, compute: float, kernels: int, sent: float, messages: int, pieces: int
+    machine: Machine, link: Link, compute: float, kernels: int, sent: float, messages: int, turns: int
 ) -> Cost:
     """The longer of computing and sending, and before it the first piece's way or work, whichever is shorter."""
     compute += kernels * machine.launch
-    communication = messages * link.latency + sent / link.bandwidth
+    communication = turns * (messages * link.latency + sent / link.bandwidth)
     first = min(compute / kernels, communication / messages) if messages else 0.0
     hidden = min(compute, communication) - first
     return Cost(compute, communication, hidden if messages else 0.0, sent, messages, kernels)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 CONTIGUOUS, ZIGZAG = "contiguous", "zigzag"
-SLOTS = 3  # pieces of others that a rank holds at a time
+SLOTS = 2  # pieces of others that a rank holds at a time
 Spans = list[tuple[int, int]]
 
 

@@ -12,6 +12,7 @@ import agx_tables
 import apple_tables
 import cache_tables
 import delta_tables
+import distributed_measured
 import distributed_tables
 import estimate_tables
 import expert_tables
@@ -324,6 +325,11 @@ TABLES = {
     "distributed, links": ("communication_cpu", distributed_tables.links),
     "distributed, machines": ("communication_cpu", distributed_tables.machines),
     "distributed, speed-ups": ("communication_cpu", distributed_tables.speedups),
+    "ring attention": ("ring_attention_cpu", distributed_measured.ring_attention),
+    "tensor parallel": ("tensor_parallel_cpu", distributed_measured.tensor_parallel),
+    "tensor parallel, overlap": ("tensor_parallel_cpu", distributed_measured.overlap),
+    "sharded cache": ("sharded_cache_cpu", distributed_measured.sharded_cache),
+    "data parallel": ("data_parallel_cpu", distributed_measured.data_parallel),
     **OP_TABLES,
 }
 
