@@ -14,7 +14,7 @@ from mlx_anvil.reference import OPS
 pytestmark = pytest.mark.cpu_only
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = [path for path in sorted((ROOT / "csrc").iterdir()) if path.is_dir() and path.name != "common"]
+FOLDERS = [ROOT / "csrc" / name for name in op_pages.folders()]
 NAMES = sorted({spec.name for spec in OPS.values()})
 PLACES = (
     *("csrc/{}/{}.cpp", "csrc/{}/python.cpp", "csrc/{}/simd/*.cpp", "metal/{}/*.metal"),

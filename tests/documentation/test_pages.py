@@ -26,6 +26,7 @@ NOT_RUN = {
     "docs/apple.md": 2,
     "docs/benchmarks.md": 2,
     "docs/cuda.md": 1,
+    "docs/distributed-training.md": 1,
     "docs/estimates.md": 1,
     "docs/index.md": 1,
     "docs/macos.md": 4,

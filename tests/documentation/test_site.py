@@ -55,6 +55,9 @@ def test_functions_show_types_and_defaults(path):
         assert returned
         every = [*parsed.posonlyargs, *parsed.args, *parsed.kwonlyargs]
         assert not [argument.arg for argument in every if argument.annotation is None]
+    if path in FUNCTIONS and len(found) > len(defined):  # one for each overload
+        assert all(list(values(parsed)) == list(values(defined[0])) for parsed, _ in found)
+        return
     for (parsed, _), kept in zip(found, defined, strict=True):
         ours, expected = values(parsed), values(kept)
         assert list(ours) == list(expected)
@@ -113,7 +116,7 @@ def test_every_page_is_in_the_sidebar_once():
     sidebar = [link for link in links if not link.startswith("..")]
     assert sorted(set(sidebar)) == sorted(sidebar)
     assert set(site_pages.pages()) <= {*sidebar, "faq.html"}
-    assert sum("training" in link.lower() for link in sidebar) == 1
+    assert sum(link.lower() == "training.html" for link in sidebar) == 1
 
 
 def test_the_repository_is_linked():

@@ -130,6 +130,15 @@ def patched(model: mlx.nn.Module) -> tuple[str, str]:
     return report.swapped[0].op, str([report.fallbacks for report in reports])
 
 
+def over_a_group(q: mx.array) -> mx.array:
+    group = mx.distributed.init()
+    out, lse = mlx_anvil.distributed.ring_attention(q, q, q, group=group, mask="causal", return_lse=True)
+    alone: mx.array = mlx_anvil.distributed.ring_attention(q, q, q, group=group, layout="zigzag")
+    merged: mx.array = mlx_anvil.distributed.merge_attention([out, alone], [lse, lse])
+    mlx_anvil.distributed.check_ranks(group, arrays=mlx.nn.Linear(2, 2), batch_size=8)
+    return merged
+
+
 def verified(q: mx.array, k: mx.array) -> mx.array:
     tree: mlx_anvil.Tree = mlx_anvil.Tree([-1, 0, 0])
     return mlx_anvil.flash_attention(q, k, k, mask=tree) + tree.depths
@@ -161,7 +170,7 @@ def registry() -> list[str]:
 if __name__ == "__main__":
     ones = mx.ones((4, 8))
     heads = mx.ones((1, 2, 4, 8))
-    mx.eval(attended(heads, heads, heads))
+    mx.eval(attended(heads, heads, heads), over_a_group(heads))
     wide = mx.ones((4, 64))
     mx.eval(positions(mx.ones((1, 2, 3, 4)), mx.ones((1, 2, 3, 4))))
     mx.eval(quantized(wide, mx.ones((64, 64))), quantized_head(wide, mx.ones((64, 64))), quantized_modules(wide))

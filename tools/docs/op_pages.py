@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = "{op}"
 ENTRY = f"::: mlx_anvil.{PLACE}"
+NO_OPS = ("common", "distributed")  # of csrc/; what ops share, and what works across processes
 
 
 def folders() -> list[str]:
     """Returns the names of the folders of ``csrc/`` that hold ops, in alphabetical order."""
-    return sorted(path.name for path in (ROOT / "csrc").iterdir() if path.is_dir() and path.name != "common")
+    return sorted(path.name for path in (ROOT / "csrc").iterdir() if path.is_dir() and path.name not in NO_OPS)
 
 
 def names() -> list[str]:

@@ -11,6 +11,7 @@ from mlx_anvil.distributed._decode import gather_and_merge, own_sinks, visible
 from mlx_anvil.distributed._layout import Layout
 from mlx_anvil.distributed._merge import merge_attention
 from mlx_anvil.distributed._order import ORDER
+from mlx_anvil.distributed._ring_attention import ring_attention
 from mlx_anvil.patching._described import Described
 from mlx_anvil.patching._stand_ins import CacheKeys
 
@@ -141,7 +142,7 @@ class SplitTokens(ShardedKeys):
             keys, values = mx.depends([keys, values], list(before))
         # Padding at the end needs no lengths, because no query before it sees it.
         options = {**options, "mask": "causal", "window_size": window, "sinks": sinks, "return_lse": True}
-        out, lse = _ext.ring_attention(queries, keys, values, group=self.group, **options)
+        out, lse = ring_attention(queries, keys, values, group=self.group, **options)
         return out if before is None else merge_attention([before[0], out], [before[1], lse])
 
     def _earlier(

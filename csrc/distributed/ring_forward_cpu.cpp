@@ -8,10 +8,10 @@
 #include "common/aligned_floats.h"
 #include "common/parallel.h"
 #include "common/thread_scratch.h"
+#include "distributed/ring_blocks.h"
+#include "distributed/ring_route.h"
+#include "distributed/simd/ring.h"
 #include "flash_attention/cpu_plan.h"
-#include "ring_attention/blocks.h"
-#include "ring_attention/route.h"
-#include "ring_attention/simd/kernels.h"
 
 namespace mlx_anvil {
 
@@ -70,9 +70,10 @@ class Forward {
   // A sink is a key whose value is 0.
   void start() const {
     for_each_head([&](int64_t batch, int64_t head) {
-      const float lse = args_.config.has_sinks ? args_.sinks[batch * args_.sinks_strides[0] +
-                                                             head * args_.sinks_strides[1]]
-                                               : -std::numeric_limits<float>::infinity();
+      const float lse =
+          args_.config.has_sinks
+              ? args_.sinks[batch * args_.sinks_strides[0] + head * args_.sinks_strides[1]]
+              : -std::numeric_limits<float>::infinity();
       std::fill_n(args_.lse + (batch * args_.sizes.q_heads + head) * args_.lse_stride,
                   args_.sizes.q_len, lse);
       for (int64_t row = 0; row < args_.sizes.q_len; ++row) {

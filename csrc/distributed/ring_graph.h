@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/primitive.h"
-#include "ring_attention/ring_attention.h"
+#include "distributed/ring_attention.h"
 
 namespace mlx_anvil {
 

@@ -1,4 +1,4 @@
-#include "ring_attention/node.h"
+#include "distributed/ring_node.h"
 
 #include <algorithm>
 #include <array>
@@ -9,12 +9,12 @@
 #include "common/errors.h"
 #include "common/run_on_cpu.h"
 #include "common/shapeless.h"
+#include "distributed/ring_agreement.h"
+#include "distributed/ring_call.h"
+#include "distributed/ring_graph.h"
 #include "flash_attention/gradient.h"
 #include "flash_attention/operands.h"
 #include "flash_attention/primitive.h"
-#include "ring_attention/agreement.h"
-#include "ring_attention/call.h"
-#include "ring_attention/graph.h"
 
 namespace mlx_anvil {
 

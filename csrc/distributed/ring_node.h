@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "common/primitive.h"
-#include "ring_attention/ring_attention.h"
+#include "distributed/ring_attention.h"
 
 namespace mlx_anvil {
 

@@ -1,4 +1,4 @@
-#include "ring_attention/simd/kernels.h"
+#include "distributed/simd/ring.h"
 
 #include "flash_attention/simd/rows.h"
 
@@ -26,7 +26,8 @@ void join(const AttentionForwardArgs& args, const AttentionRows& rows, const flo
     const float total = kept + added * sum;
     const float keep = kept / total, add = added / total;
     for (int64_t c = 0; c < columns; c += kLanes) {
-      const f32v x = load_columns(out, 1, c, columns) * keep + load_columns(part, 1, c, columns) * add;
+      const f32v x =
+          load_columns(out, 1, c, columns) * keep + load_columns(part, 1, c, columns) * add;
       store_columns(out, c, columns, x);
     }
     lse = larger_one * kLn2 + __builtin_logf(total);

@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "distributed/ring_call.h"
 #include "flash_attention/problem.h"
-#include "ring_attention/call.h"
 
 namespace mlx_anvil {
 
@@ -42,7 +42,10 @@ std::vector<Block> blocks_of(const RingPlan& plan,
 
 // The arguments of a block's call, but for results and what a gradient has beside.
 template <class Args>
-Args args_of_block(const Args& args, const Block& block, const PieceViews& piece, int64_t item_bytes) {
+Args args_of_block(const Args& args,
+                   const Block& block,
+                   const PieceViews& piece,
+                   int64_t item_bytes) {
   Args own = args;
   own.config = block.config;
   own.sizes.batch = block.batches;

@@ -1,4 +1,4 @@
-#include "ring_attention/plan.h"
+#include "distributed/ring_plan.h"
 
 #include <algorithm>
 

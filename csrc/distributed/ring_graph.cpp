@@ -1,4 +1,4 @@
-#include "ring_attention/graph.h"
+#include "distributed/ring_graph.h"
 
 #include <array>
 #include <limits>
@@ -9,10 +9,10 @@
 #include "common/mlx_ops.h"
 #include "common/simulate.h"
 #include "distributed/exchange.h"
+#include "distributed/ring_plan.h"
 #include "flash_attention/backward.h"
 #include "flash_attention/compose.h"
 #include "flash_attention/forward.h"
-#include "ring_attention/plan.h"
 
 namespace mlx_anvil {
 

@@ -3,8 +3,8 @@
 #include <numeric>
 #include <utility>
 
-#include "ring_attention/graph.h"
-#include "ring_attention/node.h"
+#include "distributed/ring_graph.h"
+#include "distributed/ring_node.h"
 
 namespace mlx_anvil {
 

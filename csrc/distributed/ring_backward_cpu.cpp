@@ -5,11 +5,11 @@
 
 #include "common/aligned_floats.h"
 #include "common/parallel.h"
+#include "distributed/ring_blocks.h"
+#include "distributed/ring_route.h"
+#include "distributed/simd/ring.h"
 #include "flash_attention/cpu.h"
 #include "flash_attention/simd/kernels.h"
-#include "ring_attention/blocks.h"
-#include "ring_attention/route.h"
-#include "ring_attention/simd/kernels.h"
 
 namespace mlx_anvil {
 
@@ -193,10 +193,10 @@ class Backward {
         const float* rows =
             static_cast<const float*>(from.data) + batch * from.strides[0] + head * from.strides[1];
         for (const Segment& segment : plan_.piece(plan_.rank(), piece)) {
-          char* const first = static_cast<char*>(to.data) +
-                              (batch * to.strides[0] + head * to.strides[1] +
-                               segment.first * to.strides[2]) *
-                                  item_bytes_;
+          char* const first =
+              static_cast<char*>(to.data) +
+              (batch * to.strides[0] + head * to.strides[1] + segment.first * to.strides[2]) *
+                  item_bytes_;
           kernels_.store(rows, segment.length, columns, first, to.strides[2]);
           rows += segment.length * columns;
         }

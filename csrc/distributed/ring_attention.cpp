@@ -1,4 +1,4 @@
-#include "ring_attention/ring_attention.h"
+#include "distributed/ring_attention.h"
 
 #include <utility>
 
@@ -7,9 +7,9 @@
 #include "common/ids.h"
 #include "common/shapeless.h"
 #include "common/simulate.h"
+#include "distributed/ring_node.h"
 #include "flash_attention/checks.h"
 #include "flash_attention/forward.h"
-#include "ring_attention/node.h"
 
 namespace mlx_anvil {
 

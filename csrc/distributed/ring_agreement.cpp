@@ -1,4 +1,4 @@
-#include "ring_attention/agreement.h"
+#include "distributed/ring_agreement.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,6 +1,6 @@
-#include "ring_attention/route.h"
+#include "distributed/ring_route.h"
 
-#include "ring_attention/agreement.h"
+#include "distributed/ring_agreement.h"
 
 namespace mlx_anvil {
 

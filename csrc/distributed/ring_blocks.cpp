@@ -1,4 +1,4 @@
-#include "ring_attention/blocks.h"
+#include "distributed/ring_blocks.h"
 
 #include <algorithm>
 #include <cstring>

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "distributed/neighbours.h"
+#include "distributed/ring_call.h"
 #include "flash_attention/problem.h"
-#include "ring_attention/call.h"
 
 namespace mlx_anvil {
 

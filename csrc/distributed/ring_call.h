@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "distributed/neighbours.h"
+#include "distributed/ring_plan.h"
 #include "flash_attention/problem.h"
-#include "ring_attention/plan.h"
 
 namespace mlx_anvil {
 
@@ -24,7 +24,8 @@ struct RingCall {
 // Bytes of a piece of `rows` keys and values, and of its gradients.
 int64_t piece_bytes(const AttentionSizes& sizes, int64_t rows, int64_t item_bytes);
 
-// `args` has the rank's part: kv_len is q_len. Both return when the work and all transfers are done.
+// `args` has the rank's part: kv_len is q_len. Both return when the work and all transfers are
+// done.
 void ring_forward_cpu(const AttentionForwardArgs& args, const RingCall& call);
 void ring_backward_cpu(const AttentionBackwardArgs& args, const RingCall& call);
 

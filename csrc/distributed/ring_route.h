@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "ring_attention/blocks.h"
+#include "distributed/ring_blocks.h"
 
 namespace mlx_anvil {
 
