@@ -129,9 +129,9 @@ class Exchange : public mx::Primitive {
     Arrays gradients;
     for (int i : argnums) {
       const auto at = static_cast<size_t>(i);
-      gradients.push_back(at < count_
-                              ? back[at]
-                              : ordered({mx::zeros_like(primals[at], stream())}, back, stream())[0]);
+      gradients.push_back(
+          at < count_ ? back[at]
+                      : ordered({mx::zeros_like(primals[at], stream())}, back, stream())[0]);
     }
     return gradients;
   }
@@ -151,7 +151,8 @@ class Exchange : public mx::Primitive {
       own.push_back(repeated_over_vmap(inputs[i], axes[i], 0, length, stream()));
     }
     const Arrays after = split_at(inputs, count_).second;
-    return {exchange_with_neighbours(own, after, group_, step_, computes_), std::vector<int>(count_, 0)};
+    return {exchange_with_neighbours(own, after, group_, step_, computes_),
+            std::vector<int>(count_, 0)};
   }
 
  private:
@@ -175,11 +176,8 @@ class Exchange : public mx::Primitive {
 
 }  // namespace
 
-Arrays exchange_with_neighbours(const Arrays& arrays,
-                                const Arrays& after,
-                                const Group& group,
-                                int step,
-                                mx::Stream computes) {
+Arrays exchange_with_neighbours(
+    const Arrays& arrays, const Arrays& after, const Group& group, int step, mx::Stream computes) {
   const mx::Stream stream = communication_stream(group);
   std::vector<mx::Shape> shapes = shapes_of_first(arrays, arrays.size());
   std::vector<mx::Dtype> dtypes;

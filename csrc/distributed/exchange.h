@@ -10,16 +10,13 @@ namespace mlx_anvil {
 // the other way round if `step` is -1. Each rank has to build its exchanges in the same order, and
 // each has to depend on the one before.
 //
-// An exchange with `after` depends on these arrays too. MLX then evaluates no further until all that
-// it has begun on `computes` is done: it allocates memory ahead of the computation, which would be
-// memory for the keys of all ranks.
+// An exchange with `after` depends on these arrays too. MLX then evaluates no further until all
+// that it has begun on `computes` is done: it allocates memory ahead of the computation, which
+// would be memory for the keys of all ranks.
 //
 //   y[rank] = x[rank - step]        dx[rank] = dy[rank + step]
-Arrays exchange_with_neighbours(const Arrays& arrays,
-                                const Arrays& after,
-                                const Group& group,
-                                int step,
-                                mx::Stream computes);
+Arrays exchange_with_neighbours(
+    const Arrays& arrays, const Arrays& after, const Group& group, int step, mx::Stream computes);
 
 // Returns `arrays`, which then wait for `before` too. MLX's mx::depends has no forward-mode
 // derivative.

@@ -86,8 +86,7 @@ void exchange(const Group& group,
 
 void require_connection(const char* op) {
   if (connection_lost) {
-    throw_internal_error(op,
-                         "an earlier transfer of this process failed; start all ranks again.");
+    throw_internal_error(op, "an earlier transfer of this process failed; start all ranks again.");
   }
 }
 
@@ -122,8 +121,7 @@ Neighbours::Pair Neighbours::begin(const mx::array* out, mx::array* in) {
 }
 
 Neighbours::Transfer Neighbours::begin_one(const mx::array& x, bool send) {
-  const mx::Stream& stream =
-      send || !is_duplex(group_) ? streams().send : streams().receive;
+  const mx::Stream& stream = send || !is_duplex(group_) ? streams().send : streams().receive;
   mx::distributed::detail::GroupImpl& engine = *group_.raw_group();
   const int peer = send ? right_of(group_) : left_of(group_);
   mx::array own = x;
@@ -142,11 +140,10 @@ Neighbours::Transfer Neighbours::begin_one(const mx::array& x, bool send) {
           done->set_value();
         } catch (const std::exception& error) {
           connection_lost = true;
-          const std::string what =
-              "rank " + std::to_string(rank) + (send ? " could not send to" : " received nothing from") +
-              " rank " + std::to_string(peer) + ": " + error.what();
-          done->set_exception(
-              std::make_exception_ptr(std::runtime_error(op_message(op, what))));
+          const std::string what = "rank " + std::to_string(rank) +
+                                   (send ? " could not send to" : " received nothing from") +
+                                   " rank " + std::to_string(peer) + ": " + error.what();
+          done->set_exception(std::make_exception_ptr(std::runtime_error(op_message(op, what))));
         }
       });
   return transfer;

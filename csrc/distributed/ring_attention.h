@@ -13,8 +13,8 @@ namespace mlx_anvil {
 inline constexpr const char* kRingAttention = "ring_attention";  // in messages
 
 struct RingOptions {
-  std::optional<Group> group;  // default: all ranks
-  AttentionOptions attention;  // scale, mask ("causal" or none), sinks, window, softcap
+  std::optional<Group> group;        // default: all ranks
+  AttentionOptions attention;        // scale, mask ("causal" or none), sinks, window, softcap
   std::optional<mx::array> lengths;  // [batch]: of the whole sequences
   bool zigzag = false;
   bool return_lse = false;

@@ -47,12 +47,10 @@ void check_attention_shapes(const char* op,
   for (const auto& [name, x] : {NamedArray{"q", q}, NamedArray{"k", k}, NamedArray{"v", v}}) {
     if (x.ndim() != 4) {
       throw_value_error(
-          op,
-          shape_text(name, x) + "; allowed: rank 4, [batch, heads, length, head_dim].");
+          op, shape_text(name, x) + "; allowed: rank 4, [batch, heads, length, head_dim].");
     }
     if (x.shape(3) == 0) {
-      throw_value_error(op,
-                        shape_text(name, x) + "; allowed: a head_dim of at least 1.");
+      throw_value_error(op, shape_text(name, x) + "; allowed: a head_dim of at least 1.");
     }
   }
   if (q.shape(0) != k.shape(0)) {

@@ -20,11 +20,7 @@ struct RingKernels {
   void (*add)(float* to, const float* from, int64_t count);
 
   // Stores dense float32 rows as rows of `to`.
-  void (*store)(const float* from,
-                int64_t rows,
-                int64_t columns,
-                void* to,
-                int64_t row_stride);
+  void (*store)(const float* from, int64_t rows, int64_t columns, void* to, int64_t row_stride);
 };
 
 MLX_ANVIL_DECLARE_KERNELS(PerDtype<RingKernels>, ring_kernels)

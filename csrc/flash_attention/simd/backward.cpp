@@ -87,7 +87,8 @@ struct RowWriter {
              int64_t head,
              int64_t to_row) const {
     if (adds) {
-      float* const sums = row_address(static_cast<float*>(to.data), to.strides, batch, head, to_row);
+      float* const sums =
+          row_address(static_cast<float*>(to.data), to.strides, batch, head, to_row);
       add_row(from, row, columns, factor, sums);
     } else {
       unpack_row(from, row, columns, factor,
