@@ -4,6 +4,7 @@
 
 #include <future>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "mlx/distributed/distributed.h"

@@ -26,7 +26,8 @@ class Backward {
         share_(piece_bytes(args.sizes, plan_.longest_piece(), 1)),
         sums_in_place_(args.dtype == KernelDtype::kFloat32),
         sums_(sums_in_place_ ? 0 : q_rows() * args.sizes.head_dim),
-        route_(kOp, call, plan_, args, item_bytes_) {
+        route_(kOp, call, plan_, args, item_bytes_),
+        relay_(plan_, args.sizes, sizeof(float), call.gradients) {
     d_q_ = args.d_q;
     if (!sums_in_place_) {
       const AttentionSizes& sizes = args.sizes;
@@ -126,55 +127,32 @@ class Backward {
 
   // Adds the share to the piece's gradients, and sends them on.
   void pass_on(int piece, int hops, bool has_share) {
-    const int source = plan_.source(hops);
     take_arrived();
-    const bool sends = travels(source, piece);
+    const int source = plan_.source(hops), next = plan_.source(hops + 1);
+    const bool sends = travels(source, piece), receives = travels(next, piece);
+    const int64_t floats = floats_of(source, piece);
     if (hops == 0 && !sends) {
       store_piece(piece, share_.get());
+    } else if (hops == 0) {
+      std::memcpy(sums_of_piece(), share_.get(), floats * sizeof(float));
+    } else if (sends && has_share) {
+      kernels_.add(sums_of_piece(), share_.get(), floats);
     }
-    if (sends) {
-      float* const sum = slot(slot_);
-      if (hops == 0) {
-        std::memcpy(sum, share_.get(), floats_of(source, piece) * sizeof(float));
-      } else if (has_share) {
-        kernels_.add(sum, share_.get(), floats_of(source, piece));
-      }
-    }
-    const int next = plan_.source(hops + 1);
-    receives_ = travels(next, piece);
-    if (sends || receives_) {
-      std::optional<mx::array> out, in;
-      if (sends) {
-        out = memory_of(slot_, source, piece);
-      }
-      if (receives_) {
-        in = memory_of(slot_ ^ 1, next, piece);
-      }
-      begun_ = route_.neighbours().begin(out ? &*out : nullptr, in ? &*in : nullptr);
-    } else {
-      begun_ = {};
-    }
-    returning_ = receives_ && hops + 1 == plan_.ranks() ? piece : -1;
+    relay_.begin(route_.neighbours(), piece, sends ? std::optional(source) : std::nullopt,
+                 receives ? std::optional(next) : std::nullopt);
+    returning_ = receives && hops + 1 == plan_.ranks() ? piece : -1;
   }
 
   // Waits for gradients on their way, and stores those that are back.
   void take_arrived() {
-    begun_.received.wait();
-    begun_.sent.wait();
-    slot_ ^= receives_ ? 1 : 0;
-    receives_ = false;
+    relay_.arrive();
     if (returning_ >= 0) {
-      store_piece(returning_, slot(slot_));
+      store_piece(returning_, sums_of_piece());
       returning_ = -1;
     }
   }
 
-  float* slot(int i) const { return const_cast<float*>(call_.gradients[i].data<float>()); }
-
-  mx::array memory_of(int i, int source, int piece) const {
-    const int64_t rows = plan_.piece_rows(source, piece);
-    return bytes_of(call_.gradients[i], rows, piece_bytes(args_.sizes, rows, sizeof(float)));
-  }
+  float* sums_of_piece() const { return static_cast<float*>(relay_.memory()); }
 
   void store_piece(int piece, const float* from) const {
     const int64_t rows = plan_.piece_rows(plan_.rank(), piece);
@@ -233,9 +211,7 @@ class Backward {
   const AlignedFloats sums_;  // d_q, if that is not float32
   AttentionOutput d_q_;
   PieceRoute route_;
-  Neighbours::Pair begun_;
-  bool receives_ = false;
-  int slot_ = 0;
+  Relay relay_;         // of gradients
   int returning_ = -1;  // the piece whose gradients come back, or -1
 };
 

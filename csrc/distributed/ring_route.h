@@ -4,11 +4,9 @@
 #include <optional>
 
 #include "distributed/ring_blocks.h"
+#include "distributed/ring_relay.h"
 
 namespace mlx_anvil {
-
-// An array of `bytes` in the memory of `memory`, of rows that have equal sizes.
-mx::array bytes_of(const mx::array& memory, int64_t rows, int64_t bytes);
 
 class PieceRoute {
  public:
@@ -26,23 +24,18 @@ class PieceRoute {
   const PieceViews& views() const { return views_; }
 
   // Waits for the last transfers.
-  void finish();
+  void finish() { relay_.arrive(); }
 
-  // For other transfers, between those of the route. There is none for one rank.
-  Neighbours& neighbours() { return *neighbours_; }
+  // For other transfers, between those of the route. There are none for one rank.
+  std::optional<Neighbours>& neighbours() { return neighbours_; }
 
  private:
   void take_own(int piece, bool travels);
-  mx::array memory_of(int slot, int source, int piece) const;
-
-  const RingCall& call_;
   const RingPlan& plan_;
   const AttentionOperands& args_;
   const int64_t item_bytes_;
   std::optional<Neighbours> neighbours_;
-  Neighbours::Pair begun_;
-  bool receives_ = false;
-  int slot_ = 0;
+  Relay relay_;
   PieceViews views_;
 };
 
