@@ -12,7 +12,7 @@ other, inside one graph, as in the layers of a model.
 import os
 from typing import Any
 
-from harness import Timing, as_json, console_table, write_results
+from harness import as_json, console_table, slowest, write_results
 
 import click
 from rich.console import Console
@@ -36,16 +36,15 @@ def results(function: Any, processes: int, *arguments: Any) -> list[Any]:
     return _local.results(function, processes, *arguments, seconds=SECONDS, environment=_local.ONE_THREAD)
 
 
-def slowest(rounds: list[list[float]]) -> dict[str, Any]:
-    """Of the times of several ranks, the largest of each round."""
-    timing = Timing.of([max(times) for times in zip(*rounds, strict=True)])
+def of_slowest(rounds: list[list[float]]) -> dict[str, Any]:
+    timing = slowest(rounds)
     return {"spread": round(timing.spread, 3), "seconds": as_json(timing)}
 
 
 def transfer_rows(processes: int, sizes: list[int], rounds: int) -> Rows:
     found = results(communication_ranks.transfers, processes, sizes, rounds)
     return [
-        {"what": what, "processes": processes, "bytes": size} | slowest([rank[what][size] for rank in found])
+        {"what": what, "processes": processes, "bytes": size} | of_slowest([rank[what][size] for rank in found])
         for what in found[0]
         for size in sizes
     ]
@@ -56,7 +55,7 @@ def rate_rows(processes: int, rounds: int) -> Rows:
     found = results(communication_ranks.rates, processes, rounds)
     rows = []
     for name, first in found[0].items():
-        times = slowest([rank[name]["seconds"] for rank in found])
+        times = of_slowest([rank[name]["seconds"] for rank in found])
         row = {"what": f"rate: {name}", "processes": processes, "unit": first["unit"], "work": first["work"]}
         rows.append(row | {"per_second": float(f"{first['work'] / times['seconds']['median']:.4g}")} | times)
     return rows
@@ -68,12 +67,12 @@ def scheme_rows(processes: int, length: int, rounds: int) -> Rows:
         found = results(communication_ranks.layers, processes, tokens, count, rounds)
         rows += [
             {"what": f"layers: {part}", "processes": processes, "tokens": tokens, "layers": count}
-            | slowest([rank[part] for rank in found])
+            | of_slowest([rank[part] for rank in found])
             for part in ("layers", "compute")
         ]
     found = results(communication_ranks.ring, processes, length, rounds)
     rows += [
-        {"what": f"ring: {part}", "processes": processes, "length": length} | slowest([rank[part] for rank in found])
+        {"what": f"ring: {part}", "processes": processes, "length": length} | of_slowest([rank[part] for rank in found])
         for part in ("ring", "compute")
     ]
     return rows

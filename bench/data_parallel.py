@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import Timing, as_json, console_table, ratio, write_results
+from harness import Timing, as_json, console_table, ratio, slowest, write_results
 
 import click
 import mlx.core as mx
@@ -93,10 +93,7 @@ def measured(layers: int, rows: int, rounds: int) -> dict[str, Any]:
 def row_of(processes: int, layers: int, rows: int, rounds: int) -> dict[str, Any]:
     options = {"seconds": SECONDS, "environment": _local.ONE_THREAD, "apart": True}
     found = _local.results(measured, processes, layers, rows, rounds, **options)
-    seconds = {
-        label: Timing.of([max(times) for times in zip(*(rank["seconds"][label] for rank in found), strict=True)])
-        for label in LABELS
-    }
+    seconds = {label: slowest(rank["seconds"][label] for rank in found) for label in LABELS}
     return {
         "processes": processes,
         "layers": layers,

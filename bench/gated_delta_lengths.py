@@ -17,10 +17,9 @@ import json
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from harness import Timing, as_json, console_table, write_results
+from harness import Timing, as_json, console_table, forget_peak, resident, write_results
 
 import click
 import mlx.core as mx
@@ -33,13 +32,6 @@ from mlx_anvil.bench.timing import seconds_of
 
 SHORTEST, WARM_UP = 128, 8
 OPS = {"ours": mlx_anvil.gated_delta, "mlx-lm": gated_delta_ops}
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-def resident(field: str) -> int:
-    """VmRSS, or VmHWM, the highest since CLEAR was written; 0 where there is no such file."""
-    lines = STATUS.read_text().splitlines() if STATUS.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
 
 
 def measured(label: str, steps: int, dtype: str, rounds: int) -> dict[str, Any]:
@@ -48,9 +40,7 @@ def measured(label: str, steps: int, dtype: str, rounds: int) -> dict[str, Any]:
     call(draw(WARM_UP, getattr(mx, dtype), per_channel=False))  # starts threads, compiles mlx-lm's step
     arrays = draw(steps, getattr(mx, dtype), per_channel=False)
     mx.clear_cache()
-    if CLEAR.exists():
-        CLEAR.write_text("5")
-    mx.reset_peak_memory()
+    forget_peak()
     before, held = resident("VmRSS:"), mx.get_active_memory()
     seconds = [seconds_of(partial(call, arrays)) for _ in range(rounds)]
     counted = mx.get_peak_memory() - held

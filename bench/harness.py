@@ -27,6 +27,7 @@ __all__ = [
     "comparison",
     "console_table",
     "copies",
+    "forget_peak",
     "in_a_graph",
     "in_turn",
     "installed_torch",
@@ -38,7 +39,9 @@ __all__ = [
     "per_call",
     "plain_ticks",
     "ratio",
+    "resident",
     "share_of_copy",
+    "slowest",
     "write_results",
 ]
 
@@ -191,6 +194,27 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     mx.reset_peak_memory()
     call()
     return mx.get_peak_memory() - before
+
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def forget_peak() -> None:
+    """Has ``resident("VmHWM:")`` and MLX's peak count from here on."""
+    if _CLEAR.exists():
+        _CLEAR.write_text("5")
+    mx.reset_peak_memory()
+
+
+def resident(field: str) -> int:
+    """The bytes of ``"VmRSS:"``, or of ``"VmHWM:"``, its highest; 0 where there is no such file."""
+    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
+
+
+def slowest(of_processes: Iterable[Sequence[float]], calls: int = 1) -> Timing:
+    """Of processes that make a round at the same time, the slowest counts. Each made that many calls."""
+    return Timing.of([max(seconds) / calls for seconds in zip(*of_processes, strict=True)])
 
 
 def _commit() -> str:

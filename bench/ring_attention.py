@@ -17,7 +17,7 @@ process alone. With the contiguous layout the last rank has the most work.
 import statistics
 from typing import Any
 
-from harness import Timing, as_json, console_table, write_results
+from harness import Timing, as_json, console_table, slowest, write_results
 
 import click
 from rich.console import Console
@@ -30,12 +30,6 @@ RUNS = ((1, "contiguous"), (2, "zigzag"), (4, "zigzag"), (4, "contiguous"))
 SECONDS = 900  # processes that still run then are killed
 
 
-def slowest(found: list[dict[str, Any]], what: str, key: str) -> Timing:
-    """Of the times of several ranks, the largest of each round."""
-    rounds = zip(*(rank[what]["seconds"][key] for rank in found), strict=True)
-    return Timing.of([max(times) for times in rounds])
-
-
 def rows_of(length: int, rounds: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     ones: dict[tuple[str, int], Timing] = {}
@@ -45,7 +39,7 @@ def rows_of(length: int, rounds: int) -> list[dict[str, Any]]:
         arguments = (length, HEADS, DIM, layout, rounds, times_one)
         found = _local.results(ring_attention_ranks.measured, processes, *arguments, **options)
         for what in found[0]:
-            timings = {key: slowest(found, what, key) for key in found[0][what]["seconds"]}
+            timings = {key: slowest(rank[what]["seconds"][key] for rank in found) for key in found[0][what]["seconds"]}
             ones |= {(what, processes): timings["one"]} if times_one else {}
             peak = max(rank[what]["peak"] for rank in found)
             alone = next((row["peak_bytes"] for row in rows if row["what"] == what), peak)

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
+
+from harness import forget_peak, resident
 
 import mlx.core as mx
 
@@ -12,14 +13,7 @@ from mlx_anvil.bench.timing import seconds_of
 from mlx_anvil.distributed import ring_attention
 
 SHORTEST_SLICE, MOST_PIECES = 512, 16  # csrc/ring_attention/plan.cpp
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 Call = Callable[[], Any]
-
-
-def resident(field: str) -> int:
-    """VmRSS, or VmHWM, the highest since CLEAR was written; 0 where there is no such file."""
-    lines = STATUS.read_text().splitlines() if STATUS.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
 
 
 def measured(
@@ -41,9 +35,7 @@ def measured(
         mx.clear_cache()
         before = resident("VmRSS:")
         call = partial(function, ours, draw(length // group.size(), heads, dim))
-        if CLEAR.exists():
-            CLEAR.write_text("5")
-        mx.reset_peak_memory()
+        forget_peak()
         timed(call, group)
         peaks = mx.get_peak_memory(), resident("VmHWM:") - before
         calls = {"ours": call, "one": partial(function, one, draw(length, heads, dim))}

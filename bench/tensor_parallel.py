@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness import Timing, as_json, console_table, write_results
+from harness import Timing, as_json, console_table, slowest, write_results
 
 import click
 import mlx.core as mx
@@ -168,11 +168,6 @@ def measured(dtype: str) -> dict[str, Any]:
 
 
 # ---- in the process that starts them ---------------------------------------------------------------------------------
-
-
-def slowest(of_ranks: list[list[float]], calls: int = 1) -> Timing:
-    """The slowest process of each round, of which each made that many calls."""
-    return Timing.of([max(seconds) / calls for seconds in zip(*of_ranks, strict=True)])
 
 
 def model_rows(dtype: str, of_processes: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -253,7 +253,7 @@ def test_the_benchmark_times_every_transfer_and_fits_80_columns():
 
 
 def test_the_slowest_rank_counts():
-    found = communication.slowest([[1.0, 5.0, 2.0], [3.0, 1.0, 4.0]])
+    found = communication.of_slowest([[1.0, 5.0, 2.0], [3.0, 1.0, 4.0]])
     assert found["seconds"]["rounds"] == [3.0, 5.0, 4.0]
     assert found["seconds"]["median"] == 4.0
 
