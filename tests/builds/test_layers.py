@@ -24,6 +24,7 @@ OPS_THAT_AN_OP_USES = {
     "kv_append": {"quantized_matmul", "rope"},
     "ssd_scan": {"gated_delta"},
     "moe": {"gather_matmul", "quantized_matmul", "gated"},
+    "distributed": {"flash_attention"},
 }
 
 # A kernel file is compiled once per instruction set. The linker keeps one copy of an inline function, so headers with

@@ -15,6 +15,7 @@ import mlx_anvil
 from expert_models import MODELS, OPTIONS
 from lm_models import ARCHITECTURES, Architecture, tokens
 from mlx_anvil import _overlap, distributed
+from mlx_anvil.patching._routes import is_patched
 
 QUANTIZATION = {"group_size": 32, "bits": 4}
 STEPS = 12
@@ -349,3 +350,26 @@ def in_order(rounds: int) -> list[np.ndarray]:
                     np.array((gathered == mx.repeat(mx.arange(size), 3)).all()),
                 ]
     return found
+
+
+def layers_of_a_patched_model() -> dict[str, bool]:
+    """Which layers are patched that ``shard()`` and MLX make. In a group of one process."""
+
+    def makers() -> list[Any]:
+        dense, quantized = nn.AllToShardedLinear.from_linear, nn.QuantizedShardedToAllLinear.from_quantized_linear
+        return [dense.__func__, quantized.__func__]
+
+    model = Architecture("llama", {"tie_word_embeddings": False}).build()
+    theirs = makers()
+    mlx_anvil.patch(model)
+    found = {
+        "patch changes MLX's classes": makers() != theirs,
+        "a layer of no model": is_patched(nn.ShardedToAllLinear.from_linear(nn.Linear(8, 8))),
+    }
+    model.shard()
+    made = model.layers[0].self_attn.o_proj
+    found["a layer of the patched model"] = is_patched(made)
+    mlx_anvil.unpatch(model)
+    found["that layer after unpatch"] = is_patched(made)
+    found["a layer made after unpatch"] = is_patched(nn.ShardedToAllLinear.from_linear(model.lm_head))
+    return found | {"unpatch restores MLX's classes": makers() == theirs}

@@ -1,7 +1,6 @@
 """Models whose heads, columns and experts are split over processes: patched before or after, they say the same."""
 
 import functools
-import gc
 
 import mlx.nn as nn
 import numpy as np
@@ -11,7 +10,6 @@ import tensor_parallel_programs as programs
 import mlx_anvil
 from lm_models import Architecture
 from mlx_anvil.distributed import _local
-from mlx_anvil.patching._routes import is_patched
 
 pytestmark = pytest.mark.cpu_only
 
@@ -112,20 +110,16 @@ def test_errors(three):
 
 
 def test_layers_of_a_patched_model_make_patched_ones():
-    """In a group of one process."""
-    model = Architecture("llama", {"tie_word_embeddings": False}).build()
-    gc.collect()
-    mlx_anvil.unpatch(model)  # gives MLX's classes back what patched models needed which are gone
-    makers = _makers()
-    mlx_anvil.patch(model)
-    assert makers != _makers()
-    assert not is_patched(nn.ShardedToAllLinear.from_linear(nn.Linear(8, 8)))
-    model.shard()
-    assert is_patched(model.layers[0].self_attn.o_proj)
-    mlx_anvil.unpatch(model)
-    assert not is_patched(model.layers[0].self_attn.o_proj)
-    assert not is_patched(nn.ShardedToAllLinear.from_linear(model.lm_head))
-    assert makers == _makers()
+    """In a process of its own, in which no other model is patched."""
+    (found,) = _local.results(programs.layers_of_a_patched_model, 1)
+    assert found == {
+        "patch changes MLX's classes": True,
+        "a layer of no model": False,
+        "a layer of the patched model": True,
+        "that layer after unpatch": False,
+        "a layer made after unpatch": False,
+        "unpatch restores MLX's classes": True,
+    }
 
 
 def test_an_option_turns_the_sums_off():
@@ -140,8 +134,3 @@ def test_an_option_turns_the_sums_off():
     report = mlx_anvil.patch(model, quantized=False)
     assert [row.why for row in report.left if row.path == path] == ["quantized=False"]
     assert [row.path for row in report.swapped if row.path == path] == []
-
-
-def _makers() -> list:
-    dense, quantized = nn.AllToShardedLinear.from_linear, nn.QuantizedShardedToAllLinear.from_quantized_linear
-    return [dense.__func__, quantized.__func__]

@@ -73,8 +73,13 @@ def test_classes_show_how_they_are_made(path):
     made = NAMES[path]
     if not dataclasses.is_dataclass(made) and issubclass(made, Exception):
         return
+    try:
+        given = inspect.signature(made).parameters
+    except ValueError:  # of the extension, and without a constructor: a function makes it
+        assert shown(path) == []
+        return
     ((parsed, _),) = shown(path)
-    expected = [name for name in inspect.signature(made).parameters if name not in ("args", "kwargs")]
+    expected = [name for name in given if name not in ("args", "kwargs")]
     assert list(values(parsed)) == expected
     assert not [argument.arg for argument in (*parsed.args, *parsed.kwonlyargs) if argument.annotation is None]
 
