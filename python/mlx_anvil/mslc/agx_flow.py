@@ -234,6 +234,10 @@ def non_negative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     A step that rounding spoils is refused, and every other one makes the residual smaller. So it ends.
     """
+    # One tolerance serves all columns if they have one norm.
+    norms = np.linalg.norm(a, axis=0)
+    norms[norms == 0] = 1.0
+    a = a / norms
     size = a.shape[1]
     x, free, refused = (np.zeros(size, kind) for kind in (float, bool, bool))
     tolerance = 1e-10 * np.abs(a.T @ b).max(initial=0.0)
@@ -250,7 +254,7 @@ def non_negative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             x, free, refused = trial, kept, np.zeros(size, bool)
         else:
             refused[chosen] = True
-    return x
+    return x / norms
 
 
 def _least_squares_within(
