@@ -51,7 +51,7 @@ def transfer_rows(processes: int, sizes: list[int], rounds: int) -> Rows:
 
 
 def rate_rows(processes: int, rounds: int) -> Rows:
-    """Of so many processes that compute at the same time, because they share the machine's memory."""
+    """Rates of one process while all of them compute: they share the machine's memory."""
     found = results(communication_ranks.rates, processes, rounds)
     rows = []
     for name, first in found[0].items():

@@ -115,7 +115,7 @@ def _transfer(link: Link, steps: int, sent: float, gain: float = 1.0, worked: fl
 
 
 def _both_ways(link: Link, segment: float) -> float:
-    """The gain of a ring whose ranks send a segment of so many bytes a step."""
+    """The gain of a ring whose ranks send a segment of this many bytes in each step."""
     return link.two_ways if segment >= 2 * TWO_WAY_BYTES else 1.0
 
 
@@ -158,7 +158,7 @@ def exchange(link: Link, n: int, size: float) -> Cost:
 
 
 def products(machine: Machine, weights: float, bytes_of_weight: float, tokens: int) -> float:
-    """Seconds of products of so many weights with so many tokens."""
+    """Seconds for the products of `weights` weights with `tokens` tokens."""
     return max(weights * bytes_of_weight / machine.memory, 2 * weights * tokens / machine.flops)
 
 

@@ -101,7 +101,7 @@ def transfers(results: Results) -> list[Run]:
 
 
 def machine(results: Results, processes: int) -> Machine:
-    """The rates of one process, while so many compute."""
+    """The rates of one process while this many compute."""
     rates = {row["what"]: row["work"] / row["seconds"][QUARTILE] for row in results["rows"]
              if row["processes"] == processes and "work" in row}  # fmt: skip
     products = rates["rate: quantized product, 1 row"], rates["rate: quantized product, 128 rows"]

@@ -22,7 +22,7 @@ std::pair<Arrays, Arrays> split_at(const Arrays& inputs, size_t count) {
   return {Arrays(inputs.begin(), middle), Arrays(middle, inputs.end())};
 }
 
-// Of the first `count` primals, with zeros for those that have none; and of the others.
+// Tangents of the first `count` primals, zeros where there is none, and those of the rest.
 struct Tangents {
   Tangents(const Arrays& primals,
            const Arrays& tangents,

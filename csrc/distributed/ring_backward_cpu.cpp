@@ -7,6 +7,7 @@
 #include "common/parallel.h"
 #include "distributed/ring_blocks.h"
 #include "distributed/ring_route.h"
+#include "distributed/ring_sums.h"
 #include "distributed/simd/ring.h"
 #include "flash_attention/cpu.h"
 #include "flash_attention/simd/kernels.h"
@@ -24,20 +25,12 @@ class Backward {
         plan_(call.layout, call.group.rank(), args.config),
         item_bytes_(element_size(args.dtype)),
         share_(piece_bytes(args.sizes, plan_.longest_piece(), 1)),
-        sums_in_place_(args.dtype == KernelDtype::kFloat32),
-        sums_(sums_in_place_ ? 0 : q_rows() * args.sizes.head_dim),
+        d_q_(args.d_q, args.dtype, args.sizes, args.sizes.head_dim),
         route_(kOp, call, plan_, args, item_bytes_),
-        relay_(plan_, args.sizes, sizeof(float), call.gradients) {
-    d_q_ = args.d_q;
-    if (!sums_in_place_) {
-      const AttentionSizes& sizes = args.sizes;
-      const int64_t of_head = sizes.q_len * sizes.head_dim;
-      d_q_ = {sums_.get(), {sizes.q_heads * of_head, of_head, sizes.head_dim, 1}};
-    }
-  }
+        relay_(plan_, args.sizes, sizeof(float), call.gradients) {}
 
   void run() {
-    clear_d_q();
+    d_q_.clear();
     for (int piece = 0; piece < plan_.pieces(); ++piece) {
       for (int hops = 0; hops < plan_.ranks(); ++hops) {
         route_.advance(piece, hops);
@@ -47,40 +40,17 @@ class Backward {
     }
     take_arrived();
     route_.finish();
-    store_d_q();
+    d_q_.store();
     sink_gradients();
   }
 
  private:
   static constexpr const char* kOp = "ring_attention";
 
-  int64_t q_rows() const { return args_.sizes.batch * args_.sizes.q_heads * args_.sizes.q_len; }
   int64_t floats_of(int source, int piece) const {
     return piece_bytes(args_.sizes, plan_.piece_rows(source, piece), 1);
   }
   bool travels(int source, int piece) const { return plan_.hops(source, piece) > 0; }
-
-  float* d_q_row(int64_t batch, int64_t head, int64_t row) const {
-    return static_cast<float*>(d_q_.data) + batch * d_q_.strides[0] + head * d_q_.strides[1] +
-           row * d_q_.strides[2];
-  }
-
-  template <class Head>
-  void for_each_q_head(Head head) const {
-    parallel_for(args_.sizes.batch * args_.sizes.q_heads, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        head(i / args_.sizes.q_heads, i % args_.sizes.q_heads);
-      }
-    });
-  }
-
-  void clear_d_q() const {
-    for_each_q_head([&](int64_t batch, int64_t head) {
-      for (int64_t row = 0; row < args_.sizes.q_len; ++row) {
-        std::memset(d_q_row(batch, head, row), 0, args_.sizes.head_dim * sizeof(float));
-      }
-    });
-  }
 
   // Adds to d_q, and sets this rank's share of the gradients of the current piece. False for none:
   // it then is not set.
@@ -110,8 +80,7 @@ class Backward {
           args_.d_lse + block.batch * args_.d_lse_strides[0] + block.query * args_.d_lse_strides[2];
     }
     own.adds = true;
-    own.d_q = d_q_;
-    own.d_q.data = d_q_row(block.batch, 0, block.query);
+    own.d_q = d_q_.from(block.batch, block.query);
     own.d_k = as_output(moved(to.k, block.batch, block.key, sizeof(float)));
     own.d_v = as_output(moved(to.v, block.batch, block.key, sizeof(float)));
     own.d_sinks = nullptr;
@@ -182,22 +151,10 @@ class Backward {
     }
   }
 
-  void store_d_q() const {
-    if (sums_in_place_) {
-      return;
-    }
-    for_each_q_head([&](int64_t batch, int64_t head) {
-      char* const to = static_cast<char*>(args_.d_q.data) +
-                       (batch * args_.d_q.strides[0] + head * args_.d_q.strides[1]) * item_bytes_;
-      kernels_.store(d_q_row(batch, head, 0), args_.sizes.q_len, args_.sizes.head_dim, to,
-                     args_.d_q.strides[2]);
-    });
-  }
-
   void sink_gradients() const {
     if (args_.d_sinks) {
       const auto gradient = attention_backward_kernels()[args_.dtype].sink_gradient;
-      for_each_q_head([&](int64_t batch, int64_t head) { gradient(args_, batch, head); });
+      d_q_.for_each_head([&](int64_t batch, int64_t head) { gradient(args_, batch, head); });
     }
   }
 
@@ -207,9 +164,7 @@ class Backward {
   const RingPlan plan_;
   const int64_t item_bytes_;
   const AlignedFloats share_;  // of the current piece's gradients
-  const bool sums_in_place_;
-  const AlignedFloats sums_;  // d_q, if that is not float32
-  AttentionOutput d_q_;
+  const RowSums d_q_;
   PieceRoute route_;
   Relay relay_;         // of gradients
   int returning_ = -1;  // the piece whose gradients come back, or -1

@@ -43,7 +43,7 @@ Arrays compose_ring_attention(const RingConfig& config, const RingInputs& in, mx
   const auto forward = [=](RingGraph kind) -> ArrayFunction {
     return [=](const Arrays& x) { return ring_forward_graph(config, given(x), kind, s); };
   };
-  // Of the inputs of `forward`, its results and their gradients.
+  // Takes the inputs of `forward`, then its results, then the gradients of these.
   const auto backward = [=](RingGraph kind) -> ArrayFunction {
     return [=](const Arrays& x) {
       return ring_backward_graph(config, given(x), x[count], x[count + 1], x[count + 2],

@@ -8,7 +8,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// Joining results costs a few percent of the products with so many keys.
+// With slices this long, joining results costs a few percent of the products.
 constexpr int64_t kShortestSlice = 512;
 // Few enough for a piece to be a small share of a part.
 constexpr int64_t kMostPieces = 16;

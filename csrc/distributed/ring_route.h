@@ -20,7 +20,7 @@ class PieceRoute {
   // receive the next one.
   void advance(int piece, int hops);
 
-  // Of the current piece, if a query of this rank needs it.
+  // The keys and values of the current piece; valid only if a query of this rank needs it.
   const PieceViews& views() const { return views_; }
 
   // Waits for the last transfers.
