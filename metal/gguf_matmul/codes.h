@@ -140,7 +140,10 @@ struct GgufQ8_0 {
   METAL_FUNC static uint side(uint) { return 0; }
 
   template <int kWords>
-  METAL_FUNC static void load(const device uchar* block, uint chunk, uint first, thread uint* words) {
+  METAL_FUNC static void load(const device uchar* block,
+                              uint chunk,
+                              uint first,
+                              thread uint* words) {
     load_bytes<kAlignment, kWords>(block + (2 + 16 * chunk + first), words);
   }
   METAL_FUNC static void values(const thread uint* words,
@@ -168,12 +171,17 @@ template <int kBits>
 struct GgufWithMins {
   enum { kColumns = 256, kBytes = kBits == 4 ? 144 : 176, kAlignment = 16, kSides = 2 };
   enum { kHasMins = 1, kHasHigh = kBits == 5, kHeader = 16, kFirstCode = kBits == 4 ? 16 : 48 };
-  METAL_FUNC static uint unit(uint chunk, uint side) { return chunk / 2 * 4 + 2 * side + chunk % 2; }
+  METAL_FUNC static uint unit(uint chunk, uint side) {
+    return chunk / 2 * 4 + 2 * side + chunk % 2;
+  }
   METAL_FUNC static uint chunk(uint unit) { return unit / 4 * 2 + unit % 2; }
   METAL_FUNC static uint side(uint unit) { return unit / 2 % 2; }
 
   template <int kWords>
-  METAL_FUNC static void load(const device uchar* block, uint chunk, uint first, thread uint* words) {
+  METAL_FUNC static void load(const device uchar* block,
+                              uint chunk,
+                              uint first,
+                              thread uint* words) {
     load_bytes<16, kWords>(block + (kFirstCode + 16 * chunk + first), words);
     if (kHasHigh) {  // bit s of a byte is of 32 columns from 32 s on
       load_bytes<16, kWords>(block + (kHeader + chunk % 2 * 16 + first), words + kWords);
@@ -213,12 +221,17 @@ using GgufQ5K = GgufWithMins<5>;
 // bits of columns i, i + 32, i + 64 and i + 96.
 struct GgufQ6K {
   enum { kColumns = 256, kBytes = 210, kAlignment = 2, kSides = 2, kHasMins = 0, kHasHigh = 1 };
-  METAL_FUNC static uint unit(uint chunk, uint side) { return chunk / 4 * 8 + 4 * side + chunk % 4; }
+  METAL_FUNC static uint unit(uint chunk, uint side) {
+    return chunk / 4 * 8 + 4 * side + chunk % 4;
+  }
   METAL_FUNC static uint chunk(uint unit) { return unit / 8 * 4 + unit % 4; }
   METAL_FUNC static uint side(uint unit) { return unit / 4 % 2; }
 
   template <int kWords>
-  METAL_FUNC static void load(const device uchar* block, uint chunk, uint first, thread uint* words) {
+  METAL_FUNC static void load(const device uchar* block,
+                              uint chunk,
+                              uint first,
+                              thread uint* words) {
     load_bytes<kAlignment, kWords>(block + (16 * chunk + first), words);
     load_bytes<kAlignment, kWords>(block + (128 + chunk / 4 * 32 + chunk % 2 * 16 + first),
                                    words + kWords);
@@ -248,7 +261,10 @@ struct GgufIq4Xs {
   METAL_FUNC static uint side(uint unit) { return unit % 2; }
 
   template <int kWords>
-  METAL_FUNC static void load(const device uchar* block, uint chunk, uint first, thread uint* words) {
+  METAL_FUNC static void load(const device uchar* block,
+                              uint chunk,
+                              uint first,
+                              thread uint* words) {
     load_bytes<kAlignment, kWords>(block + (8 + 16 * chunk + first), words);
   }
   METAL_FUNC static void values(const thread uint* words,

@@ -28,8 +28,8 @@ template <typename T, typename Format, int kRows>
   threadgroup float shares[kGemvSimdgroups][32];
   const long batch = group.z;
   const GemvPlace place = gemv_place(group, simdgroup, lane, kRows, kStreams);
-  const float total = gemv_of_place<T, Format, kRows>({w, 0}, x, params, place, simdgroup, lane,
-                                                      shares);
+  const float total =
+      gemv_of_place<T, Format, kRows>({w, 0}, x, params, place, simdgroup, lane, shares);
   const int m = place.first_row + lane / kStreams;
   const int n = place.first_output + lane % kStreams;
   if (stores_results(simdgroup) && lane < kRows * kStreams && m < params.rows &&

@@ -72,18 +72,14 @@ struct LaneWeights<T, GgufFormat<Codes>, kCodes> {
     bias = factors.y;
   }
 
-  // Weights are scale * codes + bias.
+  // Eight codes, divided by Codes::factor(). Weights are scale * codes + bias.
   METAL_FUNC void codes(int piece, thread float* v) const thread {
     Codes::values(words + 2 * piece, words + 2 * piece + kWords * Codes::kHasHigh, side, v);
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      v[i] *= Codes::factor();
-    }
   }
 
   // The bits are those of separate products and a sum: products of codes and scales are exact.
   METAL_FUNC void weights(int piece, thread float (&v)[8]) const thread {
-    Codes::values(words + 2 * piece, words + 2 * piece + kWords * Codes::kHasHigh, side, v);
+    codes(piece, v);
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 8; ++i) {
       const float factor = Codes::factor() * scale;
