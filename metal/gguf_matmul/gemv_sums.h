@@ -15,7 +15,7 @@
 
 template <typename T, typename Codes, int kRows>
 struct GemvSums<T, GgufFormat<Codes>, kRows> {
-  enum { kChunk = GgufFormat<Codes>::kChunk, kStreams = GemvStreams<kRows>::kCount };
+  enum { kChunk = 16 * Codes::kSides, kStreams = GemvStreams<kRows>::kCount };
   enum { kHigh = 4 * Codes::kHasHigh, kWords = 4 + kHigh };
   float totals[kRows][kStreams];
 

@@ -8,8 +8,8 @@
 
 template <typename Codes>
 struct GgufFormat : Codes {
-  enum { kUnit = 16, kChunk = kUnit * Codes::kSides, kPart = kUnit };
-  enum { kHasBiases = Codes::kHasMins, kBits = Codes::kBytes * 8 / Codes::kColumns };
+  enum { kChunk = 16, kPart = 16 };  // a unit
+  enum { kHasBiases = Codes::kHasMins };
 };
 
 template <typename T, typename Codes>
