@@ -66,6 +66,7 @@ Args:
     mode (str): likewise.
     sorted_indices (bool): a promise that the ids that are given ascend, which may be faster.
         Default: ``False``.
+    activation_bits (int, optional): as for ``quantized_matmul``.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
@@ -120,27 +121,29 @@ const BindOp bind_gather_matmul([](nb::module_& m) {
       "gather_quantized_matmul",
       [](nb::handle x, nb::handle w, nb::handle scales, nb::handle biases, nb::handle lhs_indices,
          nb::handle rhs_indices, nb::handle transpose, nb::handle group_size, nb::handle bits,
-         nb::handle mode, nb::handle sorted_indices, nb::handle stream) {
+         nb::handle mode, nb::handle sorted_indices, nb::handle activation_bits,
+         nb::handle stream) {
         constexpr const char* op = kGatherQuantizedMatmul;
         const mx::array& x_array = to_array(op, "x", x);
         QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
         const auto lhs = to_optional_ids(op, "lhs_indices", lhs_indices);
         const auto rhs = to_optional_ids(op, "rhs_indices", rhs_indices);
         const bool transposed = to_bool(op, "transpose", transpose);
-        return gather_quantized_matmul(x_array, std::move(matrix), lhs, rhs, transposed,
-                                       to_quantized_options(op, group_size, bits, mode),
-                                       to_bool(op, "sorted_indices", sorted_indices),
-                                       to_stream_or_device(op, stream));
+        return gather_quantized_matmul(
+            x_array, std::move(matrix), lhs, rhs, transposed,
+            to_quantized_options(op, group_size, bits, mode, activation_bits),
+            to_bool(op, "sorted_indices", sorted_indices), to_stream_or_device(op, stream));
       },
       "x"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(),
       "lhs_indices"_a = nb::none(), "rhs_indices"_a = nb::none(), "transpose"_a.none() = true,
       "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a.none() = "affine", nb::kw_only(),
-      "sorted_indices"_a.none() = false, "stream"_a = nb::none(),
+      "sorted_indices"_a.none() = false, "activation_bits"_a = nb::none(), "stream"_a = nb::none(),
       nb::sig("def gather_quantized_matmul(x: mlx.core.array, w: mlx.core.array, "
               "scales: mlx.core.array, biases: mlx.core.array | None = None, "
               "lhs_indices: mlx.core.array | None = None, "
               "rhs_indices: mlx.core.array | None = None, transpose: bool = "
-              "True, " MLX_ANVIL_QUANTIZED_FORMAT "*, sorted_indices: bool = False, "
+              "True, " MLX_ANVIL_QUANTIZED_FORMAT
+              "*, sorted_indices: bool = False, " MLX_ANVIL_ACTIVATION_BITS
               "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"),
       kQuantizedDoc);
 

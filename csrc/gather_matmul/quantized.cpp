@@ -117,7 +117,7 @@ class GatherQuantizedMatmul : public QuantizedPrimitive {
     for (int i : argnums) {
       if (i == 0) {
         const mx::array of_pairs =
-            apply_gather_quantized_matmul(op_, format_, other(product_), cotangents[0],
+            apply_gather_quantized_matmul(op_, format_.exact(), other(product_), cotangents[0],
                                           matrix(primals), {pairs.rhs, std::nullopt, sorted_}, s);
         gradients.push_back(sum_over_pairs(of_pairs, primals[0], pairs, s));
       } else if (is_id(i)) {
@@ -141,7 +141,8 @@ class GatherQuantizedMatmul : public QuantizedPrimitive {
     const mx::Stream s = stream();
     const auto sum = product_tangent(
         primals, tangents, argnums, [&](const mx::array& x, const QuantizedMatrix& weights) {
-          return apply_gather_quantized_matmul(op_, format_, product_, x, weights, ids(primals), s);
+          return apply_gather_quantized_matmul(op_, format_.exact(), product_, x, weights,
+                                               ids(primals), s);
         });
     return {sum ? *sum : mx::zeros(output_shapes(primals)[0], primals[0].dtype(), s)};
   }

@@ -56,6 +56,7 @@ Args:
         following. Default: ``None``.
     shared (array, optional): the output of a shared expert, ``[..., N]``. Default: ``None``.
     shared_gate (array, optional): the logit of its gate, ``[..., 1]``. Default: ``None``, no gate.
+    activation_bits (int, optional): as for ``quantized_matmul``.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
@@ -97,6 +98,7 @@ QuantizedOptions down_options(const QuantizedOptions& others,
     own.group_size = own.group_size ? own.group_size : others.group_size;
     own.bits = own.bits ? own.bits : others.bits;
   }
+  own.activation_bits = others.activation_bits;
   return own;
 }
 
@@ -107,7 +109,8 @@ const BindOp bind_quantized_experts([](nb::module_& m) {
          nb::handle down, nb::handle activation, nb::handle limit, nb::handle group_size,
          nb::handle bits, nb::handle mode, nb::handle down_group_size, nb::handle down_bits,
          nb::handle down_mode, nb::handle gate_bias, nb::handle up_bias, nb::handle down_bias,
-         nb::handle residual, nb::handle shared, nb::handle shared_gate, nb::handle stream) {
+         nb::handle residual, nb::handle shared, nb::handle shared_gate, nb::handle activation_bits,
+         nb::handle stream) {
         const mx::array& x_array = to_array(kQuantizedExperts, "x", x);
         const mx::array& ids_array = to_ids(ids);
         std::optional<mx::array> weights_array = to_optional_array("weights", weights);
@@ -119,7 +122,8 @@ const BindOp bind_quantized_experts([](nb::module_& m) {
                                   to_optional_array("down_bias", down_bias)};
         ExpertOptions options;
         options.activation = to_gate_options(kQuantizedExperts, activation, limit);
-        options.gate_and_up = to_quantized_options(kQuantizedExperts, group_size, bits, mode);
+        options.gate_and_up =
+            to_quantized_options(kQuantizedExperts, group_size, bits, mode, activation_bits);
         options.down = down_options(options.gate_and_up, down_group_size, down_bits, down_mode);
         return quantized_experts(
             {x_array, ids_array, std::move(weights_array), std::move(gate_side), std::move(up_side),
@@ -133,7 +137,7 @@ const BindOp bind_quantized_experts([](nb::module_& m) {
       "down_group_size"_a = nb::none(), "down_bits"_a = nb::none(), "down_mode"_a = nb::none(),
       "gate_bias"_a = nb::none(), "up_bias"_a = nb::none(), "down_bias"_a = nb::none(),
       "residual"_a = nb::none(), "shared"_a = nb::none(), "shared_gate"_a = nb::none(),
-      "stream"_a = nb::none(),
+      "activation_bits"_a = nb::none(), "stream"_a = nb::none(),
       nb::sig("def quantized_experts(x: mlx.core.array, ids: mlx.core.array, "
               "weights: mlx.core.array | None, gate: tuple[mlx.core.array, ...], "
               "up: tuple[mlx.core.array, ...], down: tuple[mlx.core.array, ...], *, "
@@ -142,8 +146,8 @@ const BindOp bind_quantized_experts([](nb::module_& m) {
               "down_mode: str | None = None, gate_bias: mlx.core.array | None = None, "
               "up_bias: mlx.core.array | None = None, down_bias: mlx.core.array | None = None, "
               "residual: mlx.core.array | None = None, shared: mlx.core.array | None = None, "
-              "shared_gate: mlx.core.array | None = None, stream: " MLX_ANVIL_STREAM_TYPE
-              " = None) -> mlx.core.array"),
+              "shared_gate: mlx.core.array | None = None, " MLX_ANVIL_ACTIVATION_BITS
+              "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"),
       kDoc);
 });
 

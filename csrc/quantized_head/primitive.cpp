@@ -166,8 +166,8 @@ class QuantizedHead : public QuantizedPrimitive {
         inputs[i] = wide(mx::take(inputs[i], rows, 0, s));
       }
       const mx::array x = wide(mx::expand_dims(inputs[0], -2, s));
-      const mx::array logits =
-          apply_quantized_matmul(op_, format_, QuantizedProduct::kTransposed, x, matrix(inputs), s);
+      const mx::array logits = apply_quantized_matmul(
+          op_, format_.exact(), QuantizedProduct::kTransposed, x, matrix(inputs), s);
       return {mx::astype(mx::squeeze(logits, -2, s), primals[0].dtype(), s)};
     };
   }

@@ -34,6 +34,7 @@ Args:
     group_size (int, optional): as for ``quantized_matmul``.
     bits (int, optional): likewise.
     mode (str): likewise.
+    activation_bits (int, optional): likewise.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
@@ -65,6 +66,7 @@ Args:
     group_size (int, optional): as for ``quantized_matmul``.
     bits (int, optional): likewise.
     mode (str): likewise.
+    activation_bits (int, optional): likewise.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
@@ -80,8 +82,9 @@ Raises:
   "(x: mlx.core.array, w: mlx.core.array, scales: mlx.core.array, biases: mlx.core.array | None " \
   "= "                                                                                            \
   "None, *, "
-#define MLX_ANVIL_HEAD_END \
-  MLX_ANVIL_QUANTIZED_FORMAT "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> "
+#define MLX_ANVIL_HEAD_END                                                              \
+  MLX_ANVIL_QUANTIZED_FORMAT MLX_ANVIL_ACTIVATION_BITS "stream: " MLX_ANVIL_STREAM_TYPE \
+                                                       " = None) -> "
 #define MLX_ANVIL_ARGMAX_SIGNATURE(return_values, result)                      \
   "def quantized_argmax" MLX_ANVIL_HEAD_ARRAYS "return_values: " return_values \
   ", " MLX_ANVIL_HEAD_END result
@@ -99,14 +102,15 @@ nb::object python_argmax(nb::handle x,
                          nb::handle group_size,
                          nb::handle bits,
                          nb::handle mode,
+                         nb::handle activation_bits,
                          nb::handle stream) {
   constexpr const char* op = "quantized_argmax";
   const mx::array& x_array = to_array(op, "x", x);
   QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
   const bool with_values = to_bool(op, "return_values", return_values);
-  const BestLogits best =
-      quantized_argmax(x_array, std::move(matrix), to_quantized_options(op, group_size, bits, mode),
-                       to_stream_or_device(op, stream));
+  const BestLogits best = quantized_argmax(
+      x_array, std::move(matrix), to_quantized_options(op, group_size, bits, mode, activation_bits),
+      to_stream_or_device(op, stream));
   return with_values ? nb::object(nb::make_tuple(best.indices, best.values))
                      : nb::cast(best.indices);
 }
@@ -119,13 +123,15 @@ nb::tuple python_topk(nb::handle x,
                       nb::handle group_size,
                       nb::handle bits,
                       nb::handle mode,
+                      nb::handle activation_bits,
                       nb::handle stream) {
   constexpr const char* op = "quantized_topk";
   const mx::array& x_array = to_array(op, "x", x);
   QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
-  const BestLogits best = quantized_topk(x_array, std::move(matrix), to_int(op, "k", k),
-                                         to_quantized_options(op, group_size, bits, mode),
-                                         to_stream_or_device(op, stream));
+  const BestLogits best =
+      quantized_topk(x_array, std::move(matrix), to_int(op, "k", k),
+                     to_quantized_options(op, group_size, bits, mode, activation_bits),
+                     to_stream_or_device(op, stream));
   return nb::make_tuple(best.indices, best.values);
 }
 
@@ -136,11 +142,13 @@ const BindOp bind_quantized_head([](nb::module_& m) {
     m.def("quantized_argmax", python_argmax, "x"_a.none(), "w"_a.none(), "scales"_a.none(),
           "biases"_a = nb::none(), nb::kw_only(), "return_values"_a.none() = false,
           "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a.none() = "affine",
-          "stream"_a = nb::none(), nb::sig(signature), kArgmaxDoc);
+          "activation_bits"_a = nb::none(), "stream"_a = nb::none(), nb::sig(signature),
+          kArgmaxDoc);
   }
   m.def("quantized_topk", python_topk, "x"_a.none(), "w"_a.none(), "scales"_a.none(),
         "biases"_a = nb::none(), nb::kw_only(), "k"_a.none(), "group_size"_a = nb::none(),
-        "bits"_a = nb::none(), "mode"_a.none() = "affine", "stream"_a = nb::none(),
+        "bits"_a = nb::none(), "mode"_a.none() = "affine", "activation_bits"_a = nb::none(),
+        "stream"_a = nb::none(),
         nb::sig("def quantized_topk" MLX_ANVIL_HEAD_ARRAYS "k: int, " MLX_ANVIL_HEAD_END
                 "tuple[mlx.core.array, mlx.core.array]"),
         kTopkDoc);

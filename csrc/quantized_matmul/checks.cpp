@@ -48,6 +48,15 @@ int choose(const char* op,
   return value;
 }
 
+// Returns 0 for none.
+int checked_activation_bits(const char* op, const std::optional<int>& given) {
+  if (given && *given != 8 && *given != 16) {
+    throw_value_error(op,
+                      "activation_bits is " + std::to_string(*given) + "; allowed: None, 8, 16.");
+  }
+  return given.value_or(0);
+}
+
 // ---- arrays -------------------------------------------------------------------------------------
 
 // True if all axes but the last agree.
@@ -157,10 +166,12 @@ QuantizedFormat checked_format(const char* op,
                                const QuantizedOptions& options,
                                const char* prefix) {
   const std::string name = prefix;
+  const int activation_bits = checked_activation_bits(op, options.activation_bits);
   for (const Mode& mode : kModes) {
     if (options.mode == mode_name(mode.kind)) {
       return {mode.kind, choose(op, name + "bits", options.bits, mode.bits, options.mode),
-              choose(op, name + "group_size", options.group_size, mode.groups, options.mode)};
+              choose(op, name + "group_size", options.group_size, mode.groups, options.mode),
+              activation_bits};
     }
   }
   throw_value_error(

@@ -13,6 +13,7 @@ struct QuantizedOptions {
   std::optional<int> group_size;  // default depends on the mode
   std::optional<int> bits;        // likewise
   std::string mode = "affine";
+  std::optional<int> activation_bits = std::nullopt;  // of x W^T on the CPU; none: of the dtype
 };
 
 // `prefix` precedes the names of the options in errors, such as "down_".

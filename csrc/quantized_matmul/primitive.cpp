@@ -115,7 +115,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
     auto next = composed.begin();
     for (int i : argnums) {
       gradients.push_back(i > 0 ? *next++
-                                : apply_quantized_matmul(op_, format_, other(product_),
+                                : apply_quantized_matmul(op_, format_.exact(), other(product_),
                                                          cotangents[0], matrix(primals), stream()));
     }
     return gradients;
@@ -126,7 +126,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
                  const std::vector<int>& argnums) override {
     return {*product_tangent(
         primals, tangents, argnums, [&](const mx::array& x, const QuantizedMatrix& weights) {
-          return apply_quantized_matmul(op_, format_, product_, x, weights, stream());
+          return apply_quantized_matmul(op_, format_.exact(), product_, x, weights, stream());
         })};
   }
 

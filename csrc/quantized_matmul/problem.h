@@ -42,7 +42,11 @@ struct QuantizedFormat {
   QuantizedKind kind = QuantizedKind::kAffine;
   int32_t bits = 4;
   int32_t group = 64;
+  // The most bits that the CPU keeps of an element of x in x W^T: 8 or 16; 0: what the dtype needs.
+  int32_t activation_bits = 0;
 
+  // The format for derivatives and other products that round x no further than its dtype needs.
+  QuantizedFormat exact() const { return {kind, bits, group}; }
   bool has_biases() const { return kind == QuantizedKind::kAffine; }
   bool operator==(const QuantizedFormat&) const = default;
 };

@@ -16,6 +16,17 @@ std::optional<int> to_optional_int(const char* op, const std::string& argument, 
 
 }  // namespace
 
+QuantizedOptions to_quantized_options(const char* op,
+                                      nb::handle group_size,
+                                      nb::handle bits,
+                                      nb::handle mode,
+                                      nb::handle activation_bits,
+                                      const char* prefix) {
+  QuantizedOptions options = to_quantized_options(op, group_size, bits, mode, prefix);
+  options.activation_bits = to_optional_int(op, "activation_bits", activation_bits);
+  return options;
+}
+
 QuantizedOptions to_quantized_options(
     const char* op, nb::handle group_size, nb::handle bits, nb::handle mode, const char* prefix) {
   const std::string name = prefix;

@@ -19,6 +19,14 @@ QuantizedOptions to_quantized_options(const char* op,
                                       nb::handle mode,
                                       const char* prefix = "");
 
+// The same for an op that takes `activation_bits`.
+QuantizedOptions to_quantized_options(const char* op,
+                                      nb::handle group_size,
+                                      nb::handle bits,
+                                      nb::handle mode,
+                                      nb::handle activation_bits,
+                                      const char* prefix = "");
+
 // `prefix` precedes array names in errors, such as "gate " in swiglu.
 QuantizedMatrix to_quantized_matrix(
     const char* op, const char* prefix, nb::handle w, nb::handle scales, nb::handle biases);
@@ -43,5 +51,6 @@ void require_no_kv_options(const char* op, const QuantizedOptions& options, cons
 #define MLX_ANVIL_QUANTIZED_FORMAT                           \
   "group_size: int | None = None, bits: int | None = None, " \
   "mode: str = 'affine', "
+#define MLX_ANVIL_ACTIVATION_BITS "activation_bits: int | None = None, "
 
 }  // namespace mlx_anvil

@@ -74,10 +74,12 @@ inline std::vector<Arrays> elements_of(const Arrays& inputs,
   return elements;
 }
 
-// "affine4_g64"
+// "affine4_g64", or "affine4_g64_a8" with 8-bit activations.
 inline std::string format_text(const QuantizedFormat& format) {
   const std::string bits = format.has_biases() ? std::to_string(format.bits) : "";
-  return mode_name(format.kind) + bits + "_g" + std::to_string(format.group);
+  const std::string activations =
+      format.activation_bits > 0 ? "_a" + std::to_string(format.activation_bits) : "";
+  return mode_name(format.kind) + bits + "_g" + std::to_string(format.group) + activations;
 }
 
 class QuantizedPrimitive : public FusedPrimitive {

@@ -1,17 +1,19 @@
 // Integer GEMM for many rows of x, on machines with VNNI. x is quantised as in int_rows.h, but with
-// one step per group of columns:
+// one step per group of columns (one byte: per 32 columns of it):
 //   x ~= step * X,  X = X0 + 256 X1 (+ 65536 X2), each X_i a signed byte, one step per group
 //   sum of (code - offset) * x ~= step * (sum of (code - offset) * X), which is exact
-// Relative to the largest element of its group, an element is off by at most 2^-23 (float32) or
-// 2^-15. A lane is a row of w. Its words are transposed while unpacked into panels of bytes, which
-// stay in cache for all rows of x.
+// Relative to the largest element of its step, an element is off by at most 2^-23 (float32), 2^-15,
+// or 2^-8 in one byte. A lane is a row of w. Its words are transposed while unpacked into panels of
+// bytes, which stay in cache for all rows of x.
 //
 //   for each panel of kPanelRows rows of w:
 //     for each chunk of columns:
 //       unpack the panel's codes to bytes; prefetch the next chunk
 //       for each tile of rows of x: for each group:
-//         sums = -offset * (sum of X) + codes * X                 (vpdpbusd)
-//         totals += sums * step * scale + shift * (sum of x)
+//         for each step of the group:
+//           sums = -offset * (sum of X) + codes * X               (vpdpbusd)
+//           products += sums * step
+//         totals += products * scale + shift * (sum of x)
 //     store totals
 #include "quantized_matmul/simd/entries.h"
 #if defined(__AVX512VNNI__)
@@ -28,37 +30,48 @@ namespace {
 template <int kPieces>
 struct Tile {
   const char* x;
-  const GroupFactors<kPieces>* factors;
+  const StepFactors<kPieces>* factors;
   const uint8_t* codes;
   const float* scales;
   float* totals;  // [rows][kPanelRows]
 };
 
-// Adds the products of kRows rows of x and a panel of w, over `groups` groups of `runs` runs.
+// Adds the products of kRows rows of x and a panel of w, over `groups` groups of `steps` steps of
+// `runs` runs each.
 template <int kPieces, int kRows>
 __attribute__((noinline)) void add_products(const Tile<kPieces>& tile,
                                             int64_t groups,
+                                            int64_t steps,
                                             int64_t runs) {
-  const GroupFactors<kPieces>* factors = tile.factors;
+  const StepFactors<kPieces>* factors = tile.factors;
   const char* x = tile.x;
   const uint8_t* w = tile.codes;
   const float* scales = tile.scales;
   for (int64_t group = 0; group < groups; ++group) {
-    TileSums<kPieces, kRows, kPanelVectors> sums;
-    start_sums<kPieces, kRows, kPanelVectors>(factors->start, sums);
-    add_runs<kPieces, kRows, kPanelVectors>(x, w, runs, sums);
+    f32v products[kRows][kPanelVectors] = {};
+    float sums_of_x[kRows] = {};
+    // Of several bytes, a group has one step.
+    for (int64_t step = 0; step < (kPieces == 1 ? steps : 1); ++step, ++factors) {
+      TileSums<kPieces, kRows, kPanelVectors> sums;
+      start_sums<kPieces, kRows, kPanelVectors>(factors->start, sums);
+      add_runs<kPieces, kRows, kPanelVectors>(x, w, runs, sums);
+      for (int m = 0; m < kRows; ++m) {
+        for (int v = 0; v < kPanelVectors; ++v) {
+          products[m][v] += in_floats(sums[m], v) * factors->step[m];
+        }
+        sums_of_x[m] += factors->sum[m];
+      }
+    }
     for (int m = 0; m < kRows; ++m) {
       for (int v = 0; v < kPanelVectors; ++v) {
-        const f32v sum = in_floats(sums[m], v);
         const f32v scale = load_lanes(scales + v * kLanes);
         const f32v shift = load_lanes(scales + kPanelRows + v * kLanes);
         float* const total = tile.totals + m * kPanelRows + v * kLanes;
-        const f32v with_shift = load_lanes(total) + shift * factors->sum[m];
+        const f32v with_shift = load_lanes(total) + shift * sums_of_x[m];
         // Keep this order: a small scale times the step could be subnormal.
-        store_lanes(total, sum * factors->step[m] * scale + with_shift);
+        store_lanes(total, products[m][v] * scale + with_shift);
       }
     }
-    ++factors;
     scales += 2 * kPanelRows;
   }
 }
@@ -86,7 +99,7 @@ void multiply_panel(const QuantizedIntGemmArgs& args, int64_t first, int64_t cou
   std::memset(totals, 0, args.x_rows * kPanelRows * sizeof(float));
 
   const GemmRows<kPieces> x(matrix, args.x_rows);
-  const int64_t group = matrix.format.group;
+  const int64_t group = matrix.format.group, step = step_columns<kPieces>(group);
   CodePanel<Format> panel(matrix, first, count, reinterpret_cast<uint8_t*>(scratch + at.codes),
                           reinterpret_cast<uint32_t*>(scratch + at.words));
   for (int64_t chunk = 0; chunk < x.chunks; ++chunk) {
@@ -96,12 +109,12 @@ void multiply_panel(const QuantizedIntGemmArgs& args, int64_t first, int64_t cou
     const int64_t next = chunk + 1 < x.chunks ? column + kChunk : 0;
     for (int64_t tile = 0; tile < x.tiles; ++tile) {
       panel.prefetch(next, tile, x.tiles);
-      const int64_t row = tile * kIntTileRows, left = args.x_rows - row;
+      const int64_t row = tile * x.kTileRows, left = args.x_rows - row;
       const char* const packed = static_cast<const char*>(args.x) + x.at(chunk, tile);
-      with_tile_rows(left, [&](auto rows) {
+      with_tile_rows<kPieces>(left, [&](auto rows) {
         add_products<kPieces, rows.value>({packed, x.factors(packed), panel.codes(),
                                            scales.from(column / group), totals + row * kPanelRows},
-                                          columns / group, group / kRun);
+                                          columns / group, group / step, step / kRun);
       });
     }
   }
@@ -123,21 +136,20 @@ int64_t quantized_int_gemm_columns(const QuantizedMatrixView& matrix) {
 
 int64_t quantized_int_gemm_bytes(const QuantizedMatrixView& matrix, int64_t x_rows) {
   int64_t bytes = 0;
-  with_pieces(matrix.dtype,
-              [&](auto pieces) { bytes = GemmRows<pieces.value>(matrix, x_rows).bytes(); });
+  with_pieces(matrix, [&](auto pieces) { bytes = GemmRows<pieces.value>(matrix, x_rows).bytes(); });
   return bytes;
 }
 
 void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs& args) {
   with_int_format(args.matrix.format, [&](auto format) {
-    with_pieces(args.matrix.dtype,
+    with_pieces(args.matrix,
                 [&](auto pieces) { pack_tiles<decltype(format), pieces.value>(args); });
   });
 }
 
 bool quantized_int_gemm(const QuantizedIntGemmArgs& args) {
   with_int_format(args.matrix.format, [&](auto format) {
-    with_pieces(args.matrix.dtype, [&](auto pieces) {
+    with_pieces(args.matrix, [&](auto pieces) {
       for (int64_t n = 0; n < args.count; n += kPanelRows) {
         const int64_t left = args.count - n;
         multiply_panel<decltype(format), pieces.value>(args, args.first + n,

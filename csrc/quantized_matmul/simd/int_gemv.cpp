@@ -1,8 +1,9 @@
 // Integer GEMV: the products of gemv.cpp on machines with VNNI:
 //   x ~= step * X,  X = X0 + 256 X1 (+ 65536 X2), each X_i a signed byte, one step per unit
 //   sum of code * x ~= step * (sum of code * X), which is exact
-// x has three bytes for float32, else two: relative to the largest element of its unit, an element
-// is off by at most 2^-23 or 2^-15. One instruction sums four products, so that unpacking and
+// x has three bytes for float32, else two, or as few as the format allows (activation_bits).
+// Relative to the largest element of its unit, an element is off by at most 2^-23, 2^-15 or, in one
+// byte, 2^-8. One instruction sums four products, so that unpacking and
 // multiplying keep up with memory. As in gemv.cpp, a row takes the same steps for every row count;
 // one row alone takes them in a loop of its own (int_gemv_one.h).
 //
@@ -248,8 +249,9 @@ bool quantized_int_pack(const QuantizedMatrixView& matrix, const float* x, void*
   bool finite = false;
   with_int_format(matrix.format, [&](auto format) {
     using Format = decltype(format);
-    finite = pieces_of(matrix.dtype) == 3 ? pack_row<Format, 3>(matrix, x, static_cast<char*>(to))
-                                          : pack_row<Format, 2>(matrix, x, static_cast<char*>(to));
+    with_pieces(matrix, [&](auto pieces) {
+      finite = pack_row<Format, pieces.value>(matrix, x, static_cast<char*>(to));
+    });
   });
   return finite;
 }
@@ -257,8 +259,7 @@ bool quantized_int_pack(const QuantizedMatrixView& matrix, const float* x, void*
 void quantized_int_gemv(const QuantizedGemvArgs& args) {
   with_int_format(args.matrix.format, [&](auto format) {
     using Format = decltype(format);
-    pieces_of(args.matrix.dtype) == 3 ? multiply_rows<Format, 3>(args)
-                                      : multiply_rows<Format, 2>(args);
+    with_pieces(args.matrix, [&](auto pieces) { multiply_rows<Format, pieces.value>(args); });
   });
 }
 

@@ -134,49 +134,59 @@ class CodePanel {
 
 // ---- x ------------------------------------------------------------------------------------------
 
-// Per-group data of a tile's rows, besides the bytes.
+// Columns of x with one step: a group, or for one byte at most 32.
 template <int kPieces>
-struct GroupFactors {
-  int32_t start[kIntTileRows][kPieces];  // -offset of codes * sum of each piece
-  float step[kIntTileRows];
-  float sum[kIntTileRows];  // sum of X, times step
+constexpr int64_t step_columns(int64_t group) {
+  return kPieces == 1 && group > 32 ? 32 : group;
+}
+
+// Data of a tile's rows for the columns of a step, besides the bytes.
+template <int kPieces>
+struct StepFactors {
+  static constexpr int kRows = kIntTileRows<kPieces>;
+
+  int32_t start[kRows][kPieces];  // -offset of codes * sum of each piece
+  float step[kRows];
+  float sum[kRows];  // sum of X, times step
 };
 
-// Layout of packed rows of x: tiles of kIntTileRows rows, with the tiles of a chunk of columns
-// contiguous. A tile has kRunWords * kPieces words per run and row, then the GroupFactors of every
-// group.
+// Layout of packed rows of x: tiles of kTileRows rows, with the tiles of a chunk of columns
+// contiguous. A tile has kRunWords * kPieces words per run and row, then the StepFactors of all
+// steps.
 template <int kPieces>
 struct GemmRows {
-  int64_t chunks, tiles, groups_of_chunk;
+  static constexpr int64_t kTileRows = kIntTileRows<kPieces>;
+
+  int64_t chunks, tiles, steps_of_chunk;
 
   GemmRows(const QuantizedMatrixView& matrix, int64_t rows)
       : chunks((matrix.columns + kChunk - 1) / kChunk),
-        tiles((rows + kIntTileRows - 1) / kIntTileRows),
-        groups_of_chunk(kChunk / matrix.format.group) {}
+        tiles((rows + kTileRows - 1) / kTileRows),
+        steps_of_chunk(kChunk / step_columns<kPieces>(matrix.format.group)) {}
 
   int64_t tile_bytes() const {
-    return round_up(kFactorsAt + groups_of_chunk * sizeof(GroupFactors<kPieces>), 64);
+    return round_up(kFactorsAt + steps_of_chunk * sizeof(StepFactors<kPieces>), 64);
   }
-  static const GroupFactors<kPieces>* factors(const char* tile) {
-    return reinterpret_cast<const GroupFactors<kPieces>*>(tile + kFactorsAt);
+  static const StepFactors<kPieces>* factors(const char* tile) {
+    return reinterpret_cast<const StepFactors<kPieces>*>(tile + kFactorsAt);
   }
-  static GroupFactors<kPieces>* factors(char* tile) {
-    return reinterpret_cast<GroupFactors<kPieces>*>(tile + kFactorsAt);
+  static StepFactors<kPieces>* factors(char* tile) {
+    return reinterpret_cast<StepFactors<kPieces>*>(tile + kFactorsAt);
   }
   int64_t at(int64_t chunk, int64_t tile) const { return (chunk * tiles + tile) * tile_bytes(); }
   int64_t bytes() const { return at(chunks, 0); }
 
  private:
-  static constexpr int64_t kFactorsAt = kChunk * kIntTileRows * kPieces;
+  static constexpr int64_t kFactorsAt = kChunk * kTileRows * kPieces;
 };
 
 template <class Format, int kPieces>
 class RowPacker {
  public:
-  // Packs a group of row m of a tile, starting at run `bytes`. If a value is not finite, returns
-  // false and packs zeros.
+  // Packs the columns of a step of row m of a tile, starting at run `bytes`. If a value is not
+  // finite, returns false and packs zeros.
   template <class T>
-  bool pack(const T* x, int64_t columns, char* bytes, GroupFactors<kPieces>& factors, int m) const {
+  bool pack(const T* x, int64_t columns, char* bytes, StepFactors<kPieces>& factors, int m) const {
     f32v numbers[kMostRuns];
     Largest largest_of_lane;
     const int64_t runs = columns / kRun;
@@ -190,17 +200,17 @@ class RowPacker {
       largest = f32v{};
       std::memset(numbers, 0, sizeof(numbers));
     }
-    const IntSteps powers(largest, 8 * kPieces);
+    const IntSteps<kPieces> steps(largest);
     i32v sums{};
     for (int64_t run = 0; run < runs; ++run) {
-      const i32v integers = rounded(numbers[run] * powers.factor);
+      const i32v integers = rounded(numbers[run] * steps.factor);
       sums += integers;
       packer_.pack(integers, bytes, run, m);
     }
     const int32_t sum = _mm512_reduce_add_epi32(bits_as<__m512i>(sums));
     RunPacker<kPieces>::start(Format::kOffset, sum, factors.start[m]);
-    factors.step[m] = powers.step[0];
-    factors.sum[m] = static_cast<float>(sum) * powers.step[0];
+    factors.step[m] = steps.step[0];
+    factors.sum[m] = static_cast<float>(sum) * steps.step[0];
     return finite;
   }
 
@@ -221,18 +231,18 @@ void pack_tiles(const QuantizedIntGemmPackArgs& args) {
   const QuantizedMatrixView& matrix = args.matrix;
   const GemmRows<kPieces> to(matrix, args.x_rows);
   const RowPacker<Format, kPieces> packer;
-  const int64_t group = matrix.format.group;
+  const int64_t step = step_columns<kPieces>(matrix.format.group);
   with_elements(matrix.dtype, [&](auto element) {
     const auto* const x = static_cast<const decltype(element)*>(args.x);
     for (int64_t m = args.first; m < args.first + args.count; ++m) {
-      const int64_t tile = m / kIntTileRows, row = m % kIntTileRows;
+      const int64_t tile = m / to.kTileRows, row = m % to.kTileRows;
       bool finite = true;
-      for (int64_t column = 0; column < matrix.columns; column += group) {
+      for (int64_t column = 0; column < matrix.columns; column += step) {
         char* const chunk = static_cast<char*>(args.to) + to.at(column / kChunk, tile);
         const int64_t in_chunk = column % kChunk;
-        finite &= packer.pack(x + m * matrix.columns + column, group,
-                              chunk + in_chunk * kIntTileRows * kPieces,
-                              to.factors(chunk)[in_chunk / group], static_cast<int>(row));
+        finite &= packer.pack(x + m * matrix.columns + column, step,
+                              chunk + in_chunk * to.kTileRows * kPieces,
+                              to.factors(chunk)[in_chunk / step], static_cast<int>(row));
       }
       args.finite[m] = finite;
     }

@@ -36,6 +36,9 @@ int64_t unit_columns(const QuantizedMatrixView& matrix) {
 }
 
 struct PlainGemmScratch {
+  static constexpr int kTileRows = kIntTileRows<2>;
+  static_assert(kTileRows == kIntTileRows<3>);
+
   int64_t groups, codes, x, totals, bytes;  // byte offset of each part, and total bytes
 
   template <class Format>
@@ -44,7 +47,7 @@ struct PlainGemmScratch {
     at.groups = 0;
     at.codes = at.groups + kStripColumns / matrix.format.group * sizeof(GroupNumbers);
     at.x = at.codes + unit_columns<Format>(matrix) * kChunk;
-    at.totals = at.x + kIntTileRows * kChunk * pieces_of(matrix.dtype);
+    at.totals = at.x + kTileRows * kChunk * pieces_of(matrix.dtype);
     at.bytes = at.totals + kStripColumns * x_rows * sizeof(float);
     return at;
   }
@@ -52,6 +55,8 @@ struct PlainGemmScratch {
 
 template <class Format, int kPieces>
 class PlainGemm {
+  static constexpr int kTileRows = PlainGemmScratch::kTileRows;
+
  public:
   explicit PlainGemm(const QuantizedIntGemmArgs& args)
       : args_(args),
@@ -118,12 +123,12 @@ class PlainGemm {
   // Multiplies one group, at column `in_unit` of the unit at `column` of the strip.
   void multiply_group(int64_t column, int64_t in_unit, int64_t runs) {
     const int64_t group = matrix_.format.group;
-    for (int64_t row = 0; row < args_.x_rows; row += kIntTileRows) {
+    for (int64_t row = 0; row < args_.x_rows; row += kTileRows) {
       if (in_unit == 0 && ahead_column_ + unit_ <= matrix_.columns) {
         codes_.prefetch(ahead_row_, rows_of_chunk(ahead_row_), ahead_column_, unit_,
-                        row / kIntTileRows, (args_.x_rows + kIntTileRows - 1) / kIntTileRows);
+                        row / kTileRows, (args_.x_rows + kTileRows - 1) / kTileRows);
       }
-      with_tile_rows(args_.x_rows - row, [&](auto rows) {
+      with_tile_rows<kPieces>(args_.x_rows - row, [&](auto rows) {
         Factors<rows.value> factors;
         pack<rows.value>(row, groups_[(column + in_unit) / group], runs, factors);
         for (int64_t panel = 0; panel < group / kPlainPanel; ++panel) {

@@ -5,7 +5,7 @@
 // of w holds a word of one element of the result. A word of x is broadcast to all lanes.
 //
 //   w:  [run][word][vectors]                 codes, which are not negative
-//   x:  [run][kIntTileRows][word][piece]     signed bytes
+//   x:  [run][row of the tile][word][piece]  signed bytes
 #pragma once
 
 #include "common/simd/panels.h"
@@ -19,7 +19,8 @@ constexpr int kRun = 16, kRunWords = kRun / 4;
 constexpr int64_t kChunk = 256;
 
 // Rows of x per tile. With more, sums would not stay in registers between groups.
-constexpr int kIntTileRows = 2;
+template <int kPieces>
+inline constexpr int kIntTileRows = kPieces == 1 ? 4 : 2;
 
 template <class Action>
 inline void with_elements(KernelDtype dtype, Action action) {
@@ -28,18 +29,12 @@ inline void with_elements(KernelDtype dtype, Action action) {
                                    : action(bf16());
 }
 
-template <class Action>
-inline void with_pieces(KernelDtype dtype, Action action) {
-  pieces_of(dtype) == 3 ? action(std::integral_constant<int, 3>())
-                        : action(std::integral_constant<int, 2>());
-}
-
 // Calls action(rows of the next tile), given that `left` rows are left.
-template <class Action>
+template <int kPieces, class Action>
 inline void with_tile_rows(int64_t left, Action action) {
-  unroll<kIntTileRows>([&](auto fewer) {
+  unroll<kIntTileRows<kPieces>>([&](auto fewer) {
     constexpr int kRows = fewer.value + 1;
-    if (kRows == kIntTileRows ? left >= kRows : left == kRows) {
+    if (kRows == kIntTileRows<kPieces> ? left >= kRows : left == kRows) {
       action(std::integral_constant<int, kRows>());
     }
   });
@@ -86,12 +81,13 @@ class RunPacker {
   void pack(i32v integers, char* tile, int64_t run, int m) const {
     // A byte with its top bit set is 256 less as a signed byte, so the byte above it must be one
     // more.
-    constexpr uint32_t kCarry = kPieces == 2 ? 0x80u : 0x8080u;
+    constexpr uint32_t kCarry = kPieces == 1 ? 0u : kPieces == 2 ? 0x80u : 0x8080u;
     constexpr __mmask16 kWords = (1u << (kRunWords * kPieces)) - 1;
     const u32v pieces = (bits_as<u32v>(integers) + kCarry) ^ kCarry;
     const __m512i words =
         _mm512_permutexvar_epi8(_mm512_load_si512(places_), bits_as<__m512i>(pieces));
-    _mm512_mask_storeu_epi32(tile + (run * kIntTileRows + m) * kRun * kPieces, kWords, words);
+    _mm512_mask_storeu_epi32(tile + (run * kIntTileRows<kPieces> + m) * kRun * kPieces, kWords,
+                             words);
   }
 
   // Initial sum of each piece: -offset times the sum of the integers, so that codes count relative
@@ -149,19 +145,23 @@ MLX_ANVIL_UNROLLED void add_runs(const char*& x,
       }
     });
     w += kRunWords * kVectors * 64;
-    x += kIntTileRows * kRunWords * kPieces * 4;
+    x += kIntTileRows<kPieces> * kRunWords * kPieces * 4;
   }
 }
 
 // Combines the sums of all pieces, over at most kChunk elements.
 template <int kPieces, int kVectors>
 MLX_ANVIL_UNROLLED f32v in_floats(const i32v (&sums)[kPieces][kVectors], int v) {
-  const i32v high = (sums[kPieces - 1][v] << 8) + sums[kPieces - 2][v];
-  f32v sum = __builtin_convertvector(high, f32v);
-  if constexpr (kPieces == 3) {
-    sum = sum * 256.0f + __builtin_convertvector(sums[0][v], f32v);
+  if constexpr (kPieces == 1) {
+    return __builtin_convertvector(sums[0][v], f32v);
+  } else {
+    const i32v high = (sums[kPieces - 1][v] << 8) + sums[kPieces - 2][v];
+    f32v sum = __builtin_convertvector(high, f32v);
+    if constexpr (kPieces == 3) {
+      sum = sum * 256.0f + __builtin_convertvector(sums[0][v], f32v);
+    }
+    return sum;
   }
-  return sum;
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

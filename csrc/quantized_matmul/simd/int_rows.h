@@ -6,9 +6,29 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Bytes per element of x.
+// Bytes per element of x that the dtype needs.
 constexpr int pieces_of(KernelDtype dtype) {
   return dtype == KernelDtype::kFloat32 ? 3 : 2;
+}
+
+template <class Action>
+inline void with_pieces(KernelDtype dtype, Action action) {
+  pieces_of(dtype) == 3 ? action(std::integral_constant<int, 3>())
+                        : action(std::integral_constant<int, 2>());
+}
+
+// Bytes per element of x in x W^T, where the format may allow fewer.
+inline int pieces_of(const QuantizedMatrixView& matrix) {
+  const int needed = pieces_of(matrix.dtype), allowed = matrix.format.activation_bits / 8;
+  return allowed > 0 && allowed < needed ? allowed : needed;
+}
+
+template <class Action>
+inline void with_pieces(const QuantizedMatrixView& matrix, Action action) {
+  const int pieces = pieces_of(matrix);
+  pieces == 1   ? action(std::integral_constant<int, 1>())
+  : pieces == 2 ? action(std::integral_constant<int, 2>())
+                : action(std::integral_constant<int, 3>());
 }
 
 constexpr int64_t padded(int64_t count) {
@@ -95,7 +115,7 @@ struct IntRowLayout {
         block_columns(int64_t{int_unit_values(matrix.format.bits, matrix.format.has_biases())} *
                       kLanes),
         groups(columns / matrix.format.group),
-        pieces(pieces_of(matrix.dtype)) {
+        pieces(pieces_of(matrix)) {
     blocks = (columns + block_columns - 1) / block_columns;
   }
 
@@ -106,18 +126,27 @@ struct IntRowLayout {
   int64_t bytes() const { return sums_at() + padded(groups) * 4; }
 };
 
-// Powers of two that scale `largest` to `bits` bits, and their inverses.
+// Factors that scale `largest` to kPieces bytes, and their inverses. Of several bytes they are
+// powers of two, so that what fits is exact. Of one byte the largest becomes 127: a power of two
+// would waste up to half of its range.
+template <int kPieces>
 struct IntSteps {
   f32v factor, step;
 
-  IntSteps(f32v largest, int bits) {
+  explicit IntSteps(f32v largest) {
     constexpr int32_t kLeast = -90;  // keeps both normal numbers
-    // Rounds up slightly: if the highest byte is 127, a carry from the lower ones would overflow
-    // it.
-    i32v exponent = ((bits_as<i32v>(largest) + (1 << 17)) >> 23) - 127;
-    exponent = bits - 2 - (exponent < kLeast ? i32v{} + kLeast : exponent);
-    factor = bits_as<f32v>((127 + exponent) << 23);
-    step = bits_as<f32v>((127 - exponent) << 23);
+    if constexpr (kPieces == 1) {
+      const f32v most = at_least(largest, bits_as<float>((127 + kLeast) << 23));
+      factor = 127.0f / most;
+      step = most * (1.0f / 127.0f);
+    } else {
+      // Rounds up slightly: if the highest byte is 127, a carry from the lower ones would overflow
+      // it.
+      i32v exponent = ((bits_as<i32v>(largest) + (1 << 17)) >> 23) - 127;
+      exponent = 8 * kPieces - 2 - (exponent < kLeast ? i32v{} + kLeast : exponent);
+      factor = bits_as<f32v>((127 + exponent) << 23);
+      step = bits_as<f32v>((127 - exponent) << 23);
+    }
   }
 };
 
@@ -148,13 +177,13 @@ bool pack_row(const QuantizedMatrixView& matrix, const float* x, char* to) {
     if (!largest.finite()) {
       return false;
     }
-    const IntSteps powers(largest.value(), 8 * kPieces);
+    const IntSteps<kPieces> steps_of_units(largest.value());
     i32v sum{};
     u32v* const out = reinterpret_cast<u32v*>(to + first * kPieces);
     unroll<Codes::kVectors>([&](auto v) {
       u32v words[kPieces] = {};
       unroll<4>([&](auto b) {
-        i32v left = rounded(values[Codes::code(v.value, b.value)] * powers.factor);
+        i32v left = rounded(values[Codes::code(v.value, b.value)] * steps_of_units.factor);
         sum += left;
         for (u32v& word : words) {
           const i32v low = (left << 24) >> 24;
@@ -164,11 +193,11 @@ bool pack_row(const QuantizedMatrixView& matrix, const float* x, char* to) {
       });
       std::memcpy(out + v.value * kPieces, words, sizeof(words));
     });
-    store_lanes(steps + block * kLanes, powers.step);
+    store_lanes(steps + block * kLanes, steps_of_units.step);
     if constexpr (Format::kHasBiases) {
       // Biases multiply the rounded x, as codes do. The rounding error of x is then multiplied by
       // w, and not by codes, which are much larger without their bias.
-      const f32v of_units = __builtin_convertvector(sum, f32v) * powers.step;
+      const f32v of_units = __builtin_convertvector(sum, f32v) * steps_of_units.step;
       for (int lane = 0; lane < kLanes; ++lane) {
         sums[(first + units[lane]) >> group_shift] += of_units[lane];
       }
