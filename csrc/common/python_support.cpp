@@ -19,6 +19,7 @@
 #include "common/block.h"
 #include "common/errors.h"
 #include "common/freed_memory.h"
+#include "common/huge_pages.h"
 #include "common/isa.h"
 #include "common/kernel_source.h"
 #include "common/launch.h"
@@ -324,6 +325,7 @@ void bind_support(nb::module_& m) {
   m.def("_set_isa", &set_isa, "name"_a);
   m.def("_max_threads", &max_threads);
   m.def("_available_memory", &available_memory);
+  m.def("_use_huge_pages", &use_huge_pages, "arrays"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("_kernel_names", &kernel_names, "op"_a);
   m.def("_op_source", &op_source, "op"_a);
   m.def("_kernel_source", &kernel_source, "name"_a);

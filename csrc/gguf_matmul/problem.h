@@ -19,11 +19,12 @@
 // Codes of column k, and its scale and min, which q6_k has for 16 columns and the others for 32:
 //
 //   q4_0, iq4_nl, iq4_xs   q[16 (k / 32) + k % 16], the low half for k % 32 < 16, else the high one
-//   q4_k, q5_k             q[32 (k / 64) + k % 32], the low half for k % 64 < 32, else the high one;
+//   q4_k, q5_k             q[32 (k / 64) + k % 32], the low half for k % 64 < 32, else the high
+//   one;
 //                          of q5_k, bit k / 32 of h[k % 32] is bit 4
 //   q6_k                   q[64 (k / 128) + k % 64], the low half for k % 128 < 64, else the high
-//                          one; bits 2 (k / 32 % 4) and above of h[32 (k / 128) + k % 32] are bits 4
-//                          and 5
+//                          one; bits 2 (k / 32 % 4) and above of h[32 (k / 128) + k % 32] are bits
+//                          4 and 5
 //   q4_k, q5_k    j = k / 32 < 4: scale = s[j] & 63, min = s[j + 4] & 63; else
 //                 scale = s[j + 4] & 15 | s[j - 4] >> 6 << 4, min = s[j + 4] >> 4 | s[j] >> 6 << 4
 //   iq4_xs        j = k / 32: scale = (s[j / 2] >> 4 (j % 2)) & 15 | ((h >> 2 j) & 3) << 4

@@ -55,6 +55,7 @@ from mlx_anvil._ext import (  # noqa: E402
     softmax_topk,
     ssd_scan,
 )
+from mlx_anvil._huge_pages import use_huge_pages  # noqa: E402
 from mlx_anvil._info import __version__, info  # noqa: E402
 from mlx_anvil._plan import attention_plan  # noqa: E402
 from mlx_anvil._prebuild import Prebuilt, prebuild  # noqa: E402
@@ -111,6 +112,7 @@ __all__ = [
     "strict",
     "trace",
     "unpatch",
+    "use_huge_pages",
 ]
 
 _compat.check_isa(_ext._supported_isas(), _ext._left_out_isas())

@@ -11,6 +11,11 @@ def format_of(layer: nn.Module) -> dict[str, Any]:
     return {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
 
 
+def options_of(layer: nn.Module) -> dict[str, Any]:
+    """The format, and the ``activation_bits`` of one of our layers."""
+    return format_of(layer) | {"activation_bits": layer.activation_bits}
+
+
 def matrix_of(layer: nn.Module) -> tuple[mx.array, ...]:
     """``(w, scales, biases)``, or ``(w, scales)`` in modes without biases."""
     return tuple(layer[name] for name in ("weight", "scales", "biases") if layer.get(name) is not None)

@@ -20,7 +20,7 @@ from mlx_anvil._ext import (
     rope,
     silu_gate,
 )
-from mlx_anvil._quantized_layers import format_of, matrix_of
+from mlx_anvil._quantized_layers import format_of, matrix_of, options_of
 
 
 @checks_arguments
@@ -52,7 +52,12 @@ class QuantizedLinear(nn.QuantizedLinear):
 
     ``x`` is ``[..., input_dims]``, the result ``[..., output_dims]``. Arguments and parameters are those of MLX's
     layer, so weights load and save unchanged. ``from_linear`` is inherited.
+
+    Attributes:
+        activation_bits: that argument of the op, which you may set at any time. Default: ``None``.
     """
+
+    activation_bits: int | None = None
 
     @classmethod
     def from_mlx(cls, layer: nn.QuantizedLinear) -> "QuantizedLinear":
@@ -64,15 +69,7 @@ class QuantizedLinear(nn.QuantizedLinear):
         return ours
 
     def __call__(self, x: mx.array) -> mx.array:
-        y = quantized_matmul(
-            x,
-            self["weight"],
-            self["scales"],
-            self.get("biases"),
-            group_size=self.group_size,
-            bits=self.bits,
-            mode=self.mode,
-        )
+        y = quantized_matmul(x, self["weight"], self["scales"], self.get("biases"), **options_of(self))
         return y + self["bias"] if "bias" in self else y
 
 
@@ -83,7 +80,12 @@ class QuantizedEmbedding(nn.QuantizedEmbedding):
     Takes integer ids of any shape and returns ``[..., dims]``. ``as_linear``, for models whose output head shares the
     table, is computed by :func:`mlx_anvil.quantized_matmul`. Arguments and parameters are those of MLX's layer, so
     weights load and save unchanged. ``from_embedding`` is inherited.
+
+    Attributes:
+        activation_bits: that argument of the product in ``as_linear``. Default: ``None``.
     """
+
+    activation_bits: int | None = None
 
     @classmethod
     def from_mlx(cls, layer: nn.QuantizedEmbedding) -> "QuantizedEmbedding":
@@ -102,7 +104,7 @@ class QuantizedEmbedding(nn.QuantizedEmbedding):
 
     def as_linear(self, x: mx.array) -> mx.array:
         """``x W^T``: logits of ``[..., dims]`` over the rows of the table."""
-        return quantized_matmul(x, **self._matrix())
+        return quantized_matmul(x, **self._matrix(), activation_bits=self.activation_bits)
 
 
 @checks_arguments
@@ -195,7 +197,7 @@ class QuantizedSwiGLU(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         gate, up = matrix_of(self.gate_proj), matrix_of(self.up_proj)
-        return self.down_proj(quantized_swiglu(x, gate, up, **format_of(self.gate_proj)))
+        return self.down_proj(quantized_swiglu(x, gate, up, **options_of(self.gate_proj)))
 
 
 @checks_arguments
@@ -251,7 +253,12 @@ class QuantizedSwitchLinear(nn.Module):
         group_size: see ``mlx.nn.QuantizedLinear``.
         bits: see ``mlx.nn.QuantizedLinear``.
         mode: see ``mlx.nn.QuantizedLinear``.
+
+    Attributes:
+        activation_bits: that argument of the op. Default: ``None``.
     """
+
+    activation_bits: int | None = None
 
     def __init__(
         self,
@@ -282,7 +289,7 @@ class QuantizedSwitchLinear(nn.Module):
     def __call__(self, x: mx.array, ids: mx.array) -> mx.array:
         """``[*ids.shape, output_dims]``, of x ``[..., input_dims]``, whose leading axes broadcast with ``ids``."""
         matrix = self["weight"], self["scales"], self.get("biases")
-        y = gather_quantized_matmul(mx.expand_dims(x, -2), *matrix, rhs_indices=ids, **format_of(self)).squeeze(-2)
+        y = gather_quantized_matmul(mx.expand_dims(x, -2), *matrix, rhs_indices=ids, **options_of(self)).squeeze(-2)
         return y + self["bias"][ids] if "bias" in self else y
 
 
@@ -325,8 +332,10 @@ class SwitchGLU(nn.Module):
         """
         layers = {side: self[f"{side}_proj"] for side in ("gate", "up", "down")}
         gate, up, down = layers.values()
-        if all(type(layer) is QuantizedSwitchLinear for layer in layers.values()) and format_of(gate) == format_of(up):
-            options: dict[str, Any] = {"activation": self.activation, "limit": self.limit, **format_of(gate)}
+        if all(type(layer) is QuantizedSwitchLinear for layer in layers.values()) and options_of(gate) == options_of(
+            up
+        ):
+            options: dict[str, Any] = {"activation": self.activation, "limit": self.limit, **options_of(gate)}
             options |= {f"down_{key}": value for key, value in format_of(down).items()}
             options |= {f"{side}_bias": layer.get("bias") for side, layer in layers.items()}
             return quantized_experts(x, ids, weights, *map(matrix_of, layers.values()), **options)

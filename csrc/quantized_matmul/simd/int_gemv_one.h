@@ -60,7 +60,10 @@ class IntGemvOfOne {
 
  private:
   using BlockUnits = typename Bytes<Format>::BlockUnits;
-  static constexpr int kWords = BlockUnits::kWords, kOutputs = kIntGemvOutputs;
+  static constexpr int kWords = BlockUnits::kWords;
+  // One byte per element keeps up with memory, whose prefetchers follow one row better than two.
+  static constexpr int kOutputs = kPieces == 1 ? 1 : kIntGemvOutputs;
+  static constexpr int64_t kAhead = kPieces == 1 ? kAheadWords / 2 : kAheadWords;
 
   template <class Scale, class Widen>
   MLX_ANVIL_UNROLLED void multiply(int64_t n,
@@ -120,7 +123,7 @@ class IntGemvOfOne {
         unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
           for (int line = 0; line < kWords; ++line) {
             // The line of the last word: that of the first may belong to the previous block.
-            __builtin_prefetch(w[o.value] + kAheadWords + (line + 1) * kLanes - 1, 0, 2);
+            __builtin_prefetch(w[o.value] + kAhead + (line + 1) * kLanes - 1, 0, 2);
           }
         });
         add(w, block,

@@ -36,8 +36,8 @@ def quantized_embedding(count: int, dims: int, dtype: mx.Dtype) -> nn.QuantizedE
     return layer
 
 
-def patched_twin(model: nn.Module) -> Any:
-    """A copy of the model after ``mlx_anvil.patch``, which shares its arrays."""
+def patched_twin(model: nn.Module, **options: Any) -> Any:
+    """A copy of the model after ``mlx_anvil.patch``, which shares its arrays. ``options`` are those of ``patch``."""
     twin = copy.deepcopy(model)
-    mlx_anvil.patch(twin)
+    mlx_anvil.patch(twin, **options)
     return twin

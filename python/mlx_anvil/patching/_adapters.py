@@ -16,6 +16,7 @@ from mlx_anvil._quantized_layers import format_of
 from mlx_anvil.patching._code import names_of_form
 from mlx_anvil.patching._experts import EXPERTS, experts, is_experts
 from mlx_anvil.patching._gates import gates
+from mlx_anvil.patching._quantized_ops import QuantizedOps
 from mlx_anvil.patching._rebind import Call, Function
 from mlx_anvil.patching._report import FallbackLog
 from mlx_anvil.patching._shards import products_of_shards
@@ -47,7 +48,7 @@ class Adapter:
     methods: dict[str, Function]
 
 
-def adapters(cls: type[nn.Module], methods: Methods, quantized: bool, log: FallbackLog) -> Iterator[Adapter]:
+def adapters(cls: type[nn.Module], methods: Methods, quantized: QuantizedOps, log: FallbackLog) -> Iterator[Adapter]:
     """The adapters that apply to a class. ``methods`` are the methods that its instances run."""
     call = methods.get("__call__")
     if call is None:
@@ -63,7 +64,7 @@ def adapters(cls: type[nn.Module], methods: Methods, quantized: bool, log: Fallb
     elif row_sharded := products_of_shards(call, quantized, log):
         yield adapter(*row_sharded)
     elif is_experts(cls, call):
-        yield Adapter(EXPERTS, {"__call__": experts(call, log)})
+        yield Adapter(EXPERTS, {"__call__": experts(call, quantized, log)})
     elif cls.__name__ == "Attention" and _is_written_in(call, "mlx_lm.models.gemma2"):
         yield adapter(SOFTCAPPED_ATTENTION, _softcapped_attention(log))
     else:

@@ -14,6 +14,7 @@ from mlx_anvil import _ext
 from mlx_anvil._quantized_layers import format_of, matrix_of
 from mlx_anvil.patching._code import names_of_form, unchanged
 from mlx_anvil.patching._left import EXPERTS_MODULE as MODULE
+from mlx_anvil.patching._quantized_ops import QuantizedOps
 from mlx_anvil.patching._rebind import Call, Function
 from mlx_anvil.patching._report import FallbackLog
 from mlx_anvil.patching._routes import route_of, unrouted
@@ -38,10 +39,10 @@ def has_experts(method: FunctionType) -> bool:
     )
 
 
-def experts(method: FunctionType, log: FallbackLog) -> Function:
+def experts(method: FunctionType, quantized: QuantizedOps, log: FallbackLog) -> Function:
     """The ``__call__`` of SwitchGLU. With ``weights``, it returns the weighted sum of the rows, as ``_fused`` does."""
     theirs, in_steps, is_unchanged = _summed_rows(method), _summed_rows(_in_steps), unchanged(method)
-    fused = stand_in(EXPERTS.op, theirs, _fused, log)
+    fused = stand_in(EXPERTS.op, theirs, functools.partial(_fused, quantized), log)
 
     @functools.wraps(method)
     def __call__(self: nn.Module, x: mx.array, indices: mx.array, *sum_and_shared: mx.array | None) -> mx.array:
@@ -197,6 +198,7 @@ def _dtype(experts: nn.Module, x: mx.array) -> mx.Dtype:
 
 
 def _fused(
+    quantized: QuantizedOps,
     self: nn.Module,
     x: mx.array,
     indices: mx.array,
@@ -212,7 +214,7 @@ def _fused(
     x = widened(x, *biases.values())
     options |= {"shared": shared, "shared_gate": gate}
     of_gate, of_up, of_down = map(matrix_of, projections)
-    return _ext.quantized_experts(x, indices, weights, of_gate, of_up, of_down, **biases, **options)
+    return quantized.experts(x, indices, weights, of_gate, of_up, of_down, **biases, **options)
 
 
 # ---- other experts ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from mlx_anvil import nn as anvil_nn
 from mlx_anvil._quantized_layers import format_of, matrix_of
 from mlx_anvil.patching import _forms as forms
 from mlx_anvil.patching._code import names_of_form
+from mlx_anvil.patching._quantized_ops import QuantizedOps
 from mlx_anvil.patching._rebind import Call, Function
 from mlx_anvil.patching._report import FallbackLog
 from mlx_anvil.patching._routes import unrouted
@@ -46,7 +47,7 @@ class Gate:
     function: Function
 
 
-def gates(cls: type[nn.Module], method: FunctionType, quantized: bool, log: FallbackLog) -> Iterator[Gate]:
+def gates(cls: type[nn.Module], method: FunctionType, quantized: QuantizedOps, log: FallbackLog) -> Iterator[Gate]:
     """The gate of a class with this ``__call__``, if it has one."""
     module = method.__globals__.get("__name__") if method.__code__.co_name == "__call__" else ""
     if module == _DEEPSEEK and cls.__name__ == "DeepseekV41SwiGLU":
@@ -113,7 +114,7 @@ class _Mlp:
     down: str
     norm: str | None = None
 
-    def function(self, activation: str, quantized: bool, log: FallbackLog) -> Function:
+    def function(self, activation: str, quantized: QuantizedOps, log: FallbackLog) -> Function:
         """The ``__call__`` of the MLP with this activation."""
         gate_of_products = _gate(activation, log)
 
@@ -122,16 +123,18 @@ class _Mlp:
             return result
 
         def sharded_products_and_gate(gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
-            result: mx.array = gate_of_products(_product(gate, x), _product(up, x))
+            result: mx.array = gate_of_products(_product(quantized, gate, x), _product(quantized, up, x))
             return result
 
-        ours = partial(_quantized_swiglu, activation)
+        def ours(gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
+            return quantized.swiglu(x, matrix_of(gate), matrix_of(up), activation=activation, **format_of(gate))
+
         fused = stand_in("quantized_swiglu", products_and_gate, ours, log)
         fused_shards = stand_in("quantized_swiglu", sharded_products_and_gate, ours, log)
 
         def __call__(module: nn.Module, x: mx.array) -> mx.array:
             gate, up = getattr(module, self.gate), getattr(module, self.up)
-            if not (quantized and _is_quantized_pair(gate, up)):
+            if not (quantized.swapped and _is_quantized_pair(gate, up)):
                 hidden = products_and_gate(gate, up, x)
             elif _is_product(type(gate), _SHARDED_PRODUCTS):
                 # The gradient of x is summed over the processes once, not once for each projection.
@@ -189,13 +192,9 @@ def _is_product(cls: type[nn.Module], products: tuple[Function, ...] = _PRODUCTS
     return isinstance(call, FunctionType) and unrouted(call) in products
 
 
-def _product(layer: nn.Module, x: mx.array) -> mx.array:
+def _product(quantized: QuantizedOps, layer: nn.Module, x: mx.array) -> mx.array:
     """The product of a sharded layer, which sums no gradients."""
-    return _ext.quantized_matmul(x, layer["weight"], layer["scales"], layer.get("biases"), **format_of(layer))
-
-
-def _quantized_swiglu(activation: str, gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
-    return _ext.quantized_swiglu(x, matrix_of(gate), matrix_of(up), activation=activation, **format_of(gate))
+    return quantized.matmul(x, layer["weight"], layer["scales"], layer.get("biases"), **format_of(layer))
 
 
 # Activations of single models.
@@ -217,7 +216,7 @@ def _largest(gate: mx.array, multiplier: mx.array) -> mx.array:
     return mx.maximum(0, gate - bound)
 
 
-def _of_gemma3n(quantized: bool, log: FallbackLog) -> Function:
+def _of_gemma3n(quantized: QuantizedOps, log: FallbackLog) -> Function:
     """In layers with ``activation_sparsity``, MLX's ops cut the gate by its own statistics before the activation."""
     dense = _Mlp("gate_proj", "up_proj", "down_proj").function("gelu_tanh", quantized, log)
     gate = _gate("gelu_tanh", log)
@@ -264,7 +263,7 @@ _CHOSEN_BY_NAME = {
 }
 
 
-def _with_chosen_activation(method: FunctionType, chosen: Any, quantized: bool, log: FallbackLog) -> Function:
+def _with_chosen_activation(method: FunctionType, chosen: Any, quantized: QuantizedOps, log: FallbackLog) -> Function:
     mlp = _Mlp("gate_proj", "up_proj", "down_proj")
     ours = {function: mlp.function(activation, quantized, log) for function, activation in _OF_NN.values()}
 

@@ -17,6 +17,7 @@ from mlx_anvil.patching._gate_rules import FUNCTIONS_OF_RULES as GATE_FUNCTIONS
 from mlx_anvil.patching._gate_rules import RULES as GATE_RULES
 from mlx_anvil.patching._latent_rules import RULES as LATENT_RULES
 from mlx_anvil.patching._left import RECURRENCE, is_activation_of_experts, is_of_experts, is_shared, reasons
+from mlx_anvil.patching._quantized_ops import QuantizedOps
 from mlx_anvil.patching._rebind import Call, Function, Rebinder
 from mlx_anvil.patching._recurrence_rules import RULES as RECURRENCE_RULES
 from mlx_anvil.patching._recurrences import CONVOLUTION
@@ -45,6 +46,7 @@ def patch(
     experts: bool = True,
     recurrence: bool = True,
     sharded: bool = True,
+    activation_bits: int | None = None,
     prebuild: bool = False,
 ) -> Report:
     """Makes a model call the ops, in place. The model is any model of mlx-lm, or any tree of ``mlx.nn`` modules.
@@ -74,6 +76,9 @@ def patch(
             Mamba and Jamba.
         sharded: swap ``nn.ShardedToAllLinear`` and, with ``quantized``, its quantized twin, so that the product of the
             next rows overlaps the sum over the processes. Pass the same value in every process.
+        activation_bits: that argument of :func:`mlx_anvil.quantized_matmul`, for the products of quantized layers and
+            experts of MLX and mlx-lm; layers of ``mlx_anvil.nn`` have an attribute. 8 makes them faster on a CPU and
+            rounds their inputs to 8 bits.
         prebuild: build the pipelines of a model of mlx-lm in background threads, see :func:`mlx_anvil.prebuild`.
             ``report.prebuilt`` has their state.
 
@@ -82,13 +87,16 @@ def patch(
 
     Raises:
         TypeError: ``model`` is not an ``mlx.nn.Module``.
-        ValueError: ``prebuild`` is set, and the model is not like those of mlx-lm. The model is patched nonetheless.
+        ValueError: ``activation_bits`` is not None, 8 or 16. Or ``prebuild`` is set, and the model is not like those of
+            mlx-lm; it is patched nonetheless.
     """
     _check("patch", model)
+    if activation_bits not in (None, 8, 16) or isinstance(activation_bits, bool):
+        raise ValueError(f"[patch] activation_bits is {activation_bits!r}; allowed: None, 8, 16.")
     options = {"attention": attention, "swiglu": swiglu, "quantized": quantized, "norm": norm, "rope": rope}
     options |= {"router": router, "experts": experts, "recurrence": recurrence, "sharded": sharded}
     with _lock:
-        report = _Patch(options).apply(model)
+        report = _Patch(options, activation_bits).apply(model)
     return replace(report, prebuilt=_prebuild(model)) if prebuild else report
 
 
@@ -126,10 +134,11 @@ class _Plan:
 class _Patch:
     """One call of ``patch``. It makes a plan for each class of the model, then assigns all modules at once."""
 
-    def __init__(self, options: dict[str, bool]) -> None:
+    def __init__(self, options: dict[str, bool], activation_bits: int | None) -> None:
         self._options = options
         self._log = FallbackLog()
-        every = stand_ins(self._log)
+        self._quantized = QuantizedOps(options["quantized"], activation_bits)
+        every = stand_ins(self._log, self._quantized)
         self._functions = {
             **functions_of_rules(self._log),
             **{name: stand_in(op, theirs, ours, self._log) for name, (op, theirs, ours) in GATE_FUNCTIONS.items()},
@@ -193,7 +202,7 @@ class _Patch:
         routes = [] if is_shared(cls) else list(_routes(cls))
         first = {route.name: route for route in reversed(routes)}
         methods = {name: route.original for name, route in first.items()}
-        for adapter in adapters(cls, methods, self._options["quantized"], self._log):
+        for adapter in adapters(cls, methods, self._quantized, self._log):
             if decide(adapter.call):
                 plan.functions.update({first[name]: ours for name, ours in adapter.methods.items()})
             elif adapter.call.option == "sharded":

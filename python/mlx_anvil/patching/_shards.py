@@ -14,9 +14,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_anvil import _ext
 from mlx_anvil._overlap import product_all_sum
 from mlx_anvil._quantized_layers import format_of
+from mlx_anvil.patching._quantized_ops import QuantizedOps
 from mlx_anvil.patching._rebind import Call, Function
 from mlx_anvil.patching._report import FallbackLog
 from mlx_anvil.patching._stand_ins import QUANTIZED_MATMUL, stand_in
@@ -29,11 +29,13 @@ _DENSE = nn.ShardedToAllLinear.__call__
 _QUANTIZED = nn.QuantizedShardedToAllLinear.__call__
 
 
-def products_of_shards(method: FunctionType, quantized: bool, log: FallbackLog) -> tuple[Call, Function] | None:
+def products_of_shards(method: FunctionType, quantized: QuantizedOps, log: FallbackLog) -> tuple[Call, Function] | None:
     """The call and the replacement of a row-sharded layer's ``__call__``; None for other methods."""
     if method is _DENSE:
         return SUMMED_PRODUCT, _dense
-    return (SUMMED_QUANTIZED_PRODUCT, _quantized(log)) if quantized and method is _QUANTIZED else None
+    return (
+        (SUMMED_QUANTIZED_PRODUCT, _quantized(quantized, log)) if quantized.swapped and method is _QUANTIZED else None
+    )
 
 
 def _dense(self: nn.Module, x: mx.array) -> mx.array:
@@ -41,9 +43,9 @@ def _dense(self: nn.Module, x: mx.array) -> mx.array:
     return _with_bias(self, product_all_sum(lambda rows: rows @ weight.T, x, weight.shape[0], group=self.group))
 
 
-def _quantized(log: FallbackLog) -> Function:
+def _quantized(quantized: QuantizedOps, log: FallbackLog) -> Function:
     # Only the product may fall back. The sums have to be the same in every process, even if one has no kernel.
-    product = stand_in(QUANTIZED_MATMUL.op, mx.quantized_matmul, _ext.quantized_matmul, log)
+    product = stand_in(QUANTIZED_MATMUL.op, mx.quantized_matmul, quantized.matmul, log)
 
     def __call__(self: nn.Module, x: mx.array) -> mx.array:
         matrix, options = (self["weight"], self["scales"], self.get("biases")), format_of(self)

@@ -14,6 +14,7 @@ from mlx_anvil.patching import _latent_rules, _recurrences
 from mlx_anvil.patching._code import unchanged
 from mlx_anvil.patching._masks import MASK, mask_stand_in, takes_masks
 from mlx_anvil.patching._namespace import Current
+from mlx_anvil.patching._quantized_ops import QuantizedOps
 from mlx_anvil.patching._rebind import Call, Function, StandIn
 from mlx_anvil.patching._report import FallbackLog
 from mlx_anvil.patching._routers import NAME, route, route_by_ops, routers, swapped
@@ -122,12 +123,6 @@ def _geglu(gate: mx.array, x: mx.array) -> mx.array:
     return _ext.gated(gate, x, activation="gelu_tanh")
 
 
-def _gather_qmm(*args: Any, global_scale: mx.array | None = None, **options: Any) -> mx.array:
-    if global_scale is not None:
-        raise ValueError("[gather_quantized_matmul] global_scale is an array; allowed: None.")
-    return _ext.gather_quantized_matmul(*args, **options)
-
-
 def widened(x: mx.array, *parameters: mx.array | None) -> mx.array:
     """Casts ``x`` to the dtype of MLX's result: wider parameters widen the result of MLX's norms, but not of ours."""
     dtype = x.dtype
@@ -137,15 +132,16 @@ def widened(x: mx.array, *parameters: mx.array | None) -> mx.array:
     return x if dtype == x.dtype else x.astype(dtype)
 
 
-def originals() -> dict[Call, tuple[Function, Function]]:
+def originals(quantized: QuantizedOps | None = None) -> dict[Call, tuple[Function, Function]]:
     """The function and our op for each call. mlx-lm's functions are included only if mlx-lm was imported."""
+    quantized = quantized or QuantizedOps()
     pairs: dict[Call, tuple[Function, Function]] = {
         ATTENTION: (mx.fast.scaled_dot_product_attention, attention_of_masks),
-        QUANTIZED_MATMUL: (mx.quantized_matmul, _ext.quantized_matmul),
+        QUANTIZED_MATMUL: (mx.quantized_matmul, quantized.matmul),
         RMS_NORM: (mx.fast.rms_norm, _rms_norm),
         LAYER_NORM: (mx.fast.layer_norm, _layer_norm),
         ROPE: (mx.fast.rope, _ext.rope),
-        GATHER_QMM: (mx.gather_qmm, _gather_qmm),
+        GATHER_QMM: (mx.gather_qmm, quantized.gather_qmm),
         GATHER_MM: (mx.gather_mm, _ext.gather_matmul),
     }
     if base := sys.modules.get("mlx_lm.models.base"):
@@ -191,7 +187,7 @@ def stand_in(op: str, original: Function, ours: Function, log: FallbackLog, curr
     return call
 
 
-def stand_ins(log: FallbackLog) -> Mapping[Call, StandIn]:
+def stand_ins(log: FallbackLog, quantized: QuantizedOps) -> Mapping[Call, StandIn]:
     """The stand-in of each call."""
 
     def made(call: Call, original: Function, ours: Function) -> StandIn:
@@ -201,7 +197,7 @@ def stand_ins(log: FallbackLog) -> Mapping[Call, StandIn]:
 
         return StandIn(original, make)
 
-    made_of = {call: made(call, *pair) for call, pair in originals().items()}
+    made_of = {call: made(call, *pair) for call, pair in originals(quantized).items()}
     if base := sys.modules.get("mlx_lm.models.base"):
         made_of[MASK] = mask_stand_in(base)
     if gated_delta := sys.modules.get("mlx_lm.models.gated_delta"):
