@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "common/allocate.h"
-#include "gguf_matmul/checks.h"
 #include "metal/quantized_embedding/params.h"
 #include "quantized_matmul/dense.h"
 #include "quantized_matmul/gpu.h"
@@ -16,6 +15,12 @@ namespace {
 
 constexpr const char* kOp = "gguf_matmul";
 constexpr uint32_t kBlocksAreAligned = 6;  // function constant of codes.h
+
+// Formats as metal/gguf_matmul/formats.h names them.
+const char* name_in_kernels(GgufKind kind) {
+  constexpr const char* kNames[] = {"q40", "q80", "q4k", "q5k", "q6k", "iq4nl", "iq4xs"};
+  return kNames[static_cast<int32_t>(kind)];
+}
 
 bool blocks_are_aligned(GgufKind kind, const mx::array& w) {
   const int alignment = gguf_has_short_blocks(kind) || kind == GgufKind::kQ6K ? 2
@@ -47,7 +52,7 @@ struct Request {
                        KernelName::Piece rows = "") const {
     constants.add({{kBlocksAreAligned, blocks_are_aligned(kind, w)}});
     return kernel_named(
-        kOp, {"gguf_", variant, "_", dtype_name(x), "_", gguf_mode_name(kind), rows_mark, rows},
+        kOp, {"gguf_", variant, "_", dtype_name(x), "_", name_in_kernels(kind), rows_mark, rows},
         constants);
   }
 
@@ -186,7 +191,7 @@ void gguf_rows_gpu(GgufKind kind,
   params.words_per_id = static_cast<int32_t>(ids.itemsize() / sizeof(uint32_t));
   params.ids_are_signed = mx::issubdtype(ids.dtype(), mx::signedinteger);
   KernelLaunch request{};
-  request.kernel = &kernel_named(kOp, {"gguf_rows_", dtype_name(out), "_", gguf_mode_name(kind)},
+  request.kernel = &kernel_named(kOp, {"gguf_rows_", dtype_name(out), "_", name_in_kernels(kind)},
                                  {{kRowsAreVectors, rows_are_vectors({&out})},
                                   {kBlocksAreAligned, blocks_are_aligned(kind, w)}});
   request.inputs = {&ids, &w};
