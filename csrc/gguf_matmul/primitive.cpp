@@ -4,6 +4,7 @@
 #include <functional>
 #include <numeric>
 #include <string>
+#include <string_view>
 
 #include "common/allocate.h"
 #include "common/checks.h"
@@ -13,6 +14,7 @@
 #include "gguf_matmul/checks.h"
 #include "gguf_matmul/compose.h"
 #include "gguf_matmul/cpu.h"
+#include "gguf_matmul/gpu.h"
 #include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
@@ -88,8 +90,21 @@ class GgufMatmul : public GgufPrimitive {
         [&] { return kernel_text(variant, outputs[0]); });
   }
 
-  void eval_gpu_kernels(const Arrays&, Arrays&) override {
-    throw_internal_error(op_, "no GPU kernels of GGUF's formats");
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    if (outputs[0].size() == 0) {
+      outputs[0].set_data(allocate(0, stream()));
+      return;
+    }
+    if (inputs[0].size() == 0) {  // sums without terms
+      set_zeros(outputs[0], stream());
+      return;
+    }
+    const QuantizedSizes sizes = gguf_sizes(format_.kind, inputs[0], inputs[1]);
+    if (is_gemv() && sizes.rows <= kQuantizedGemvRows) {
+      gguf_gemv_gpu(format_.kind, sizes, inputs[0], inputs[1], outputs[0], stream());
+    } else {
+      gguf_matmul_gpu(format_.kind, sizes, product_, inputs[0], inputs[1], outputs[0], stream());
+    }
   }
 
  protected:
@@ -135,6 +150,12 @@ class GgufMatmul : public GgufPrimitive {
     if (std::any_of(argnums.begin(), argnums.end(), [](int i) { return i != 0; })) {
       refuse_gradient("w", "x");
     }
+  }
+
+  // Rows of quantized_gemv have the same bits however many they are; other products of 3 to 8 rows
+  // may take another kernel.
+  bool is_gemv() const {
+    return product_ == QuantizedProduct::kTransposed && std::string_view(op_) == "quantized_gemv";
   }
 
   const QuantizedProduct product_;
@@ -184,8 +205,12 @@ class GgufRows : public GgufPrimitive {
         [&] { return kernel_text("gguf_rows", outputs[0]); });
   }
 
-  void eval_gpu_kernels(const Arrays&, Arrays&) override {
-    throw_internal_error(op_, "no GPU kernels of GGUF's formats");
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    if (outputs[0].size() == 0) {
+      outputs[0].set_data(allocate(0, stream()));
+    } else {
+      gguf_rows_gpu(format_.kind, inputs[1], inputs[0], outputs[0], stream());
+    }
   }
 
  protected:
@@ -224,8 +249,6 @@ class GgufRows : public GgufPrimitive {
   const mx::Dtype dtype_;
 };
 
-constexpr const char* kNoKernels = "GGUF's formats have no GPU kernels yet";
-
 }  // namespace
 
 QuantizedSizes gguf_sizes(GgufKind kind, const mx::array& x, const mx::array& w) {
@@ -249,8 +272,9 @@ mx::array apply_gguf_matmul(const char* op,
                             mx::array x,
                             mx::array w,
                             mx::Stream s) {
-  if (for_gpu(s)) {
-    note_fallback(op, kNoKernels);
+  std::string why_not;
+  if (for_gpu(s) && !can_launch_gguf(format.kind, gguf_sizes(format.kind, x, w), s, &why_not)) {
+    note_fallback(op, why_not);
     return compose_gguf_matmul(format.kind, product, x, w, s);
   }
   const mx::Dtype dtype = x.dtype();
@@ -260,8 +284,9 @@ mx::array apply_gguf_matmul(const char* op,
 
 mx::array apply_gguf_rows(
     const char* op, GgufKind kind, mx::array ids, mx::array w, mx::Dtype dtype, mx::Stream s) {
-  if (for_gpu(s)) {
-    note_fallback(op, kNoKernels);
+  std::string why_not;
+  if (for_gpu(s) && !can_launch(s.device, &why_not)) {
+    note_fallback(op, why_not);
     return mx::astype(compose_gguf_dequantized(kind, mx::take(w, ids, 0, s), s), dtype, s);
   }
   return output_of(std::make_shared<GgufRows>(s, op, kind, dtype), dtype,
