@@ -2,6 +2,7 @@
 #include "common/checks.h"
 #include "common/errors.h"
 #include "common/python_args.h"
+#include "gguf_matmul/python_args.h"
 #include "quantized_embedding/quantized_embedding.h"
 #include "quantized_matmul/python_matrix.h"
 
@@ -79,17 +80,22 @@ const BindOp bind_quantized_embedding([](nb::module_& m) {
       [](nb::handle ids, nb::handle w, nb::handle scales, nb::handle biases, nb::handle group_size,
          nb::handle bits, nb::handle mode, nb::handle dtype, nb::handle stream) {
         const mx::array& id_array = to_ids(ids);
+        if (const auto gguf = to_gguf_options(kQuantizedEmbedding, group_size, bits, mode)) {
+          return gguf_embedding(
+              id_array, to_gguf_matrix(kQuantizedEmbedding, "", w, scales, biases), gguf->kind,
+              to_optional_dtype(dtype), to_stream_or_device(kQuantizedEmbedding, stream));
+        }
         QuantizedMatrix matrix = to_quantized_matrix(kQuantizedEmbedding, "", w, scales, biases);
         return quantized_embedding(
             id_array, std::move(matrix),
             to_quantized_options(kQuantizedEmbedding, group_size, bits, mode),
             to_optional_dtype(dtype), to_stream_or_device(kQuantizedEmbedding, stream));
       },
-      "ids"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(),
+      "ids"_a.none(), "w"_a.none(), "scales"_a = nb::none(), "biases"_a = nb::none(),
       "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a.none() = "affine", nb::kw_only(),
       "dtype"_a = nb::none(), "stream"_a = nb::none(),
       nb::sig("def quantized_embedding(ids: mlx.core.array, w: mlx.core.array, "
-              "scales: mlx.core.array, biases: mlx.core.array | None = "
+              "scales: mlx.core.array | None = None, biases: mlx.core.array | None = "
               "None, " MLX_ANVIL_QUANTIZED_FORMAT "*, dtype: mlx.core.Dtype | None = None, "
               "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"),
       kDoc);

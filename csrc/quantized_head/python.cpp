@@ -1,5 +1,6 @@
 #include "common/bind_op.h"
 #include "common/python_args.h"
+#include "gguf_matmul/python_args.h"
 #include "quantized_head/quantized_head.h"
 #include "quantized_matmul/python_matrix.h"
 
@@ -78,10 +79,9 @@ Raises:
     ValueError: ``k`` out of range; any error of ``quantized_argmax``.
 )";
 
-#define MLX_ANVIL_HEAD_ARRAYS                                                                     \
-  "(x: mlx.core.array, w: mlx.core.array, scales: mlx.core.array, biases: mlx.core.array | None " \
-  "= "                                                                                            \
-  "None, *, "
+#define MLX_ANVIL_HEAD_ARRAYS                                                     \
+  "(x: mlx.core.array, w: mlx.core.array, scales: mlx.core.array | None = None, " \
+  "biases: mlx.core.array | None = None, *, "
 #define MLX_ANVIL_HEAD_END                                                              \
   MLX_ANVIL_QUANTIZED_FORMAT MLX_ANVIL_ACTIVATION_BITS "stream: " MLX_ANVIL_STREAM_TYPE \
                                                        " = None) -> "
@@ -106,11 +106,18 @@ nb::object python_argmax(nb::handle x,
                          nb::handle stream) {
   constexpr const char* op = "quantized_argmax";
   const mx::array& x_array = to_array(op, "x", x);
-  QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
   const bool with_values = to_bool(op, "return_values", return_values);
-  const BestLogits best = quantized_argmax(
-      x_array, std::move(matrix), to_quantized_options(op, group_size, bits, mode, activation_bits),
-      to_stream_or_device(op, stream));
+  const auto best_logits = [&]() -> BestLogits {
+    if (const auto gguf = to_gguf_options(op, group_size, bits, mode, activation_bits)) {
+      return gguf_best_logits(op, x_array, to_gguf_matrix(op, "", w, scales, biases), 1,
+                              /*squeezed=*/true, *gguf, to_stream_or_device(op, stream));
+    }
+    QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
+    return quantized_argmax(x_array, std::move(matrix),
+                            to_quantized_options(op, group_size, bits, mode, activation_bits),
+                            to_stream_or_device(op, stream));
+  };
+  const BestLogits best = best_logits();
   return with_values ? nb::object(nb::make_tuple(best.indices, best.values))
                      : nb::cast(best.indices);
 }
@@ -127,6 +134,12 @@ nb::tuple python_topk(nb::handle x,
                       nb::handle stream) {
   constexpr const char* op = "quantized_topk";
   const mx::array& x_array = to_array(op, "x", x);
+  if (const auto gguf = to_gguf_options(op, group_size, bits, mode, activation_bits)) {
+    const BestLogits best =
+        gguf_best_logits(op, x_array, to_gguf_matrix(op, "", w, scales, biases), to_int(op, "k", k),
+                         /*squeezed=*/false, *gguf, to_stream_or_device(op, stream));
+    return nb::make_tuple(best.indices, best.values);
+  }
   QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
   const BestLogits best =
       quantized_topk(x_array, std::move(matrix), to_int(op, "k", k),
@@ -139,13 +152,13 @@ const BindOp bind_quantized_head([](nb::module_& m) {
   // Registered twice, so that type checkers infer the result from return_values. The first overload
   // takes every call.
   for (const char* signature : kArgmaxSignatures) {
-    m.def("quantized_argmax", python_argmax, "x"_a.none(), "w"_a.none(), "scales"_a.none(),
+    m.def("quantized_argmax", python_argmax, "x"_a.none(), "w"_a.none(), "scales"_a = nb::none(),
           "biases"_a = nb::none(), nb::kw_only(), "return_values"_a.none() = false,
           "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a.none() = "affine",
           "activation_bits"_a = nb::none(), "stream"_a = nb::none(), nb::sig(signature),
           kArgmaxDoc);
   }
-  m.def("quantized_topk", python_topk, "x"_a.none(), "w"_a.none(), "scales"_a.none(),
+  m.def("quantized_topk", python_topk, "x"_a.none(), "w"_a.none(), "scales"_a = nb::none(),
         "biases"_a = nb::none(), nb::kw_only(), "k"_a.none(), "group_size"_a = nb::none(),
         "bits"_a = nb::none(), "mode"_a.none() = "affine", "activation_bits"_a = nb::none(),
         "stream"_a = nb::none(),

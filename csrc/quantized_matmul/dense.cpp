@@ -68,11 +68,10 @@ struct Block {
 
 // What the blocks of a call have in common.
 struct Call {
-  const QuantizedFormat& format;
+  const DequantizeKernel& dequantizer;
   const QuantizedSizes& sizes;
   bool transposed;
   const mx::array& x;
-  const QuantizedWeightArrays& weights;
   const mx::Stream& stream;
 
   void dequantize(const Block& block, Scratch& scratch, const mx::array* after) const {
@@ -81,15 +80,12 @@ struct Call {
     params.first_row = block.matrix * sizes.outputs + (transposed ? block.begin : 0);
     params.first_column = to_int(transposed ? 0 : block.begin);
     params.columns = to_int(sizes.columns);
-    params.group_shift = std::countr_zero(static_cast<uint32_t>(format.group));
+    params.group_shift = dequantizer.group_shift;
     params.block_rows = to_int(rows);
     params.block_columns = to_int(transposed ? sizes.columns : block.count);
     KernelLaunch request{};
-    request.kernel = &kernel_named(
-        "quantized_matmul",
-        {"quantized_dequantize_", dtype_name(x), "_", mode_name(format.kind), bits_in_name(format)},
-        {{kRowsAreVectors, words_are_vectors(format, *weights.w)}});
-    request.inputs = {weights.w, weights.scales, weights.biases ? weights.biases : &x};
+    request.kernel = &dequantizer.kernel;
+    request.inputs = dequantizer.inputs;
     request.outputs = {scratch.get()};
     request.params = &params;
     request.params_size = sizeof(params);
@@ -145,8 +141,26 @@ void quantized_dense_gpu(const QuantizedFormat& format,
                          const QuantizedWeightArrays& weights,
                          mx::array& out,
                          const mx::Stream& stream) {
+  const Kernel& kernel = kernel_named(
+      "quantized_matmul",
+      {"quantized_dequantize_", dtype_name(x), "_", mode_name(format.kind), bits_in_name(format)},
+      {{kRowsAreVectors, words_are_vectors(format, *weights.w)}});
+  dense_product_gpu("quantized_matmul",
+                    {kernel,
+                     {weights.w, weights.scales, weights.biases ? weights.biases : &x},
+                     std::countr_zero(static_cast<uint32_t>(format.group))},
+                    sizes, product, x, out, stream);
+}
+
+void dense_product_gpu(const char* op,
+                       const DequantizeKernel& dequantizer,
+                       const QuantizedSizes& sizes,
+                       QuantizedProduct product,
+                       const mx::array& x,
+                       mx::array& out,
+                       const mx::Stream& stream) {
   const bool transposed = product == QuantizedProduct::kTransposed;
-  const Call call{format, sizes, transposed, x, weights, stream};
+  const Call call{dequantizer, sizes, transposed, x, stream};
   const DenseBlocks blocks = dense_blocks(sizes, product);
   const int64_t split = transposed ? sizes.outputs : sizes.columns;
   const int64_t other = transposed ? sizes.columns : sizes.outputs;
@@ -172,7 +186,7 @@ void quantized_dense_gpu(const QuantizedFormat& format,
   if (planning()) {
     return;
   }
-  note_mlx_kernel("quantized_matmul", "mx.matmul", "a dense product of dequantised weights");
+  note_mlx_kernel(op, "mx.matmul", "a dense product of dequantised weights");
   const mx::array result = call.joined(std::move(of_batches), 0);
   mx::array::Flags flags{};
   flags.contiguous = flags.row_contiguous = true;

@@ -3,6 +3,7 @@
 // that unpacks w itself.
 #pragma once
 
+#include "common/launch.h"
 #include "quantized_matmul/compose.h"
 
 namespace mlx_anvil {
@@ -27,5 +28,22 @@ void quantized_dense_gpu(const QuantizedFormat& format,
                          const QuantizedWeightArrays& weights,
                          mx::array& out,
                          const mx::Stream& stream);
+
+// A kernel that dequantises a block of w to the dtype of x. Bindings: `inputs`, the block,
+// QuantizedBlockParams. A thread has eight columns.
+struct DequantizeKernel {
+  const Kernel& kernel;
+  KernelInputs inputs;
+  int32_t group_shift;
+};
+
+// The same with any such kernel. `op` is the name that trace() shows.
+void dense_product_gpu(const char* op,
+                       const DequantizeKernel& dequantizer,
+                       const QuantizedSizes& sizes,
+                       QuantizedProduct product,
+                       const mx::array& x,
+                       mx::array& out,
+                       const mx::Stream& stream);
 
 }  // namespace mlx_anvil

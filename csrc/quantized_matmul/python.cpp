@@ -3,6 +3,7 @@
 #include "common/bind_op.h"
 #include "common/python_args.h"
 #include "gated/python_args.h"
+#include "gguf_matmul/python_args.h"
 #include "quantized_matmul/dense.h"
 #include "quantized_matmul/python_matrix.h"
 #include "quantized_matmul/quantized_matmul.h"
@@ -138,19 +139,24 @@ const BindOp bind_quantized_matmul([](nb::module_& m) {
          nb::handle stream) {
         constexpr const char* op = "quantized_matmul";
         const mx::array& x_array = to_array(op, "x", x);
+        if (const auto gguf = to_gguf_options(op, group_size, bits, mode, activation_bits)) {
+          const mx::array& matrix = to_gguf_matrix(op, "", w, scales, biases);
+          return gguf_matmul(x_array, matrix, to_bool(op, "transpose", transpose), *gguf,
+                             to_stream_or_device(op, stream));
+        }
         QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
         const bool transposed = to_bool(op, "transpose", transpose);
         return quantized_matmul(x_array, std::move(matrix), transposed,
                                 to_quantized_options(op, group_size, bits, mode, activation_bits),
                                 to_stream_or_device(op, stream));
       },
-      "x"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(),
+      "x"_a.none(), "w"_a.none(), "scales"_a = nb::none(), "biases"_a = nb::none(),
       "transpose"_a.none() = true, "group_size"_a = nb::none(), "bits"_a = nb::none(),
       "mode"_a.none() = "affine", nb::kw_only(), "activation_bits"_a = nb::none(),
       "stream"_a = nb::none(),
-      nb::sig("def quantized_matmul(x: mlx.core.array, w: mlx.core.array, scales: mlx.core.array, "
-              "biases: mlx.core.array | None = None, transpose: bool = "
-              "True, " MLX_ANVIL_QUANTIZED_FORMAT "*, " MLX_ANVIL_QUANTIZED_END),
+      nb::sig("def quantized_matmul(x: mlx.core.array, w: mlx.core.array, "
+              "scales: mlx.core.array | None = None, biases: mlx.core.array | None = None, "
+              "transpose: bool = True, " MLX_ANVIL_QUANTIZED_FORMAT "*, " MLX_ANVIL_QUANTIZED_END),
       kMatmulDoc);
 
   m.def(
@@ -159,17 +165,21 @@ const BindOp bind_quantized_matmul([](nb::module_& m) {
          nb::handle bits, nb::handle mode, nb::handle activation_bits, nb::handle stream) {
         constexpr const char* op = "quantized_gemv";
         const mx::array& x_array = to_array(op, "x", x);
+        if (const auto gguf = to_gguf_options(op, group_size, bits, mode, activation_bits)) {
+          return gguf_gemv(x_array, to_gguf_matrix(op, "", w, scales, biases), *gguf,
+                           to_stream_or_device(op, stream));
+        }
         QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
         return quantized_gemv(x_array, std::move(matrix),
                               to_quantized_options(op, group_size, bits, mode, activation_bits),
                               to_stream_or_device(op, stream));
       },
-      "x"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(), nb::kw_only(),
+      "x"_a.none(), "w"_a.none(), "scales"_a = nb::none(), "biases"_a = nb::none(), nb::kw_only(),
       "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a.none() = "affine",
       "activation_bits"_a = nb::none(), "stream"_a = nb::none(),
-      nb::sig("def quantized_gemv(x: mlx.core.array, w: mlx.core.array, scales: mlx.core.array, "
-              "biases: mlx.core.array | None = None, *, " MLX_ANVIL_QUANTIZED_FORMAT
-                  MLX_ANVIL_QUANTIZED_END),
+      nb::sig("def quantized_gemv(x: mlx.core.array, w: mlx.core.array, "
+              "scales: mlx.core.array | None = None, biases: mlx.core.array | None = None, "
+              "*, " MLX_ANVIL_QUANTIZED_FORMAT MLX_ANVIL_QUANTIZED_END),
       kGemvDoc);
 
   m.def(
@@ -179,6 +189,11 @@ const BindOp bind_quantized_matmul([](nb::module_& m) {
          nb::handle stream) {
         constexpr const char* op = "quantized_swiglu";
         const mx::array& x_array = to_array(op, "x", x);
+        if (const auto gguf = to_gguf_options(op, group_size, bits, mode, activation_bits)) {
+          return gguf_swiglu(x_array, to_gguf_tuple(op, "gate", gate), to_gguf_tuple(op, "up", up),
+                             to_gate_options(op, activation, limit), *gguf,
+                             to_stream_or_device(op, stream));
+        }
         QuantizedMatrix gate_matrix = to_quantized_tuple(op, "gate", gate);
         QuantizedMatrix up_matrix = to_quantized_tuple(op, "up", up);
         return quantized_swiglu(x_array, std::move(gate_matrix), std::move(up_matrix),

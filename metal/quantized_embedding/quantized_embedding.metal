@@ -16,51 +16,14 @@
 //   load the words of the piece, scale and bias
 //   out = (code value * factor) * scale + bias
 #include "metal/common/kernel.h"
-#include "metal/quantized_embedding/params.h"
-#include "metal/quantized_matmul/dequant.h"
+#include "metal/quantized_embedding/piece.h"
 #include "metal/quantized_matmul/formats.h"
-
-enum { kPiece = 8 };
-
-// Returns the row of w for an id, in 32 bits: Apple's GPUs add and compare 64 in several
-// instructions.
-METAL_FUNC uint row_of_id(const device uint* id, constant QuantizedEmbeddingParams& params) {
-  const uint low = id[0], rows = params.rows;
-  const bool is_signed = params.ids_are_signed != 0;
-  uint high = is_signed && (low >> 31) != 0 ? ~0u : 0u;
-  if (params.words_per_id == 2) {
-    high = id[1];
-  }
-  if (is_signed && (high >> 31) != 0) {
-    const uint from_end = low + rows;  // overflows if it is a row
-    return high == ~0u && from_end < rows ? from_end : 0u;
-  }
-  return high == 0 ? metal::min(low, rows - 1) : rows - 1;
-}
 
 // For the NaN code of mxfp8, Format::values() returns a value outside the range of the others.
 template <typename Format>
 METAL_FUNC float number_of(float value) {
   const bool is_e4m3 = Format::kBits == 8 && !Format::kHasBiases;
   return is_e4m3 && metal::abs(value) > 1.75f ? NAN : value;
-}
-
-template <typename T>
-METAL_FUNC void store_piece(device T* to, uint at, const thread float* x) {
-  if (rows_are_vectors) {
-    enum { kSize = Pack<T>::kSize };
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kPiece; i += kSize) {
-      // Offsets in vectors fold into the store on Apple's GPUs.
-      device uint4* vector = reinterpret_cast<device uint4*>(to) + (at / kSize + i / kSize);
-      Pack<T>::store(reinterpret_cast<device T*>(vector), x + i);
-    }
-  } else {
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kPiece; ++i) {
-      to[at + i] = static_cast<T>(x[i]);
-    }
-  }
 }
 
 // Dequantises a piece to elements `at` of `to`.

@@ -54,6 +54,18 @@ METAL_FUNC uint gemv_row(GemvPlace place, int m, constant QuantizedParams& param
   return (uint(place.batch) * uint(params.rows) + uint(place.first_row + m)) * uint(params.columns);
 }
 
+// Returns in lane i the sum over all lanes of total i = kStreams * row + stream.
+template <int kRows, int kStreams>
+METAL_FUNC float sum_of_lanes_of(const thread float (*totals)[kStreams], uint lane) {
+  float mine = 0.0f;
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kRows * kStreams; ++i) {
+    const float sum = metal::simd_sum(totals[i / kStreams][i % kStreams]);
+    mine = int(lane) == i ? sum : mine;
+  }
+  return mine;
+}
+
 template <typename T, typename Format, int kRows>
 struct GemvSums {
   enum { kChunk = Format::kChunk, kPart = Format::kPart };
@@ -94,15 +106,8 @@ struct GemvSums {
     }
   }
 
-  // Returns in lane i the sum over all lanes of total i = kStreams * row + stream.
   METAL_FUNC float sum_of_lanes(uint lane) const thread {
-    float mine = 0.0f;
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kRows * kStreams; ++i) {
-      const float sum = metal::simd_sum(totals[i / kStreams][i % kStreams]);
-      mine = int(lane) == i ? sum : mine;
-    }
-    return mine;
+    return sum_of_lanes_of<kRows, kStreams>(totals, lane);
   }
 
  private:

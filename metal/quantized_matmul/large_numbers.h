@@ -89,9 +89,8 @@ METAL_FUNC float plain_product_in_units(WeightRow<T, Format> first,
   float sum = 0.0f;
   MLX_ANVIL_NO_UNROLL
   for (int n = begin; n < end && !is_nan(sum); ++n) {
-    const float weight =
-        weight_at(weight_row<T, Format>(first, first_row + n, params.columns, params.group_shift),
-                  column, params);
+    const float weight = weight_at(
+        weight_row(first, first_row + n, params.columns, params.group_shift), column, params);
     sum = metal::fma(weight, in_units(static_cast<float>(x[n])), sum);
   }
   return of_units(sum);

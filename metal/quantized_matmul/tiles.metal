@@ -29,7 +29,7 @@
 #include "metal/common/kernel.h"
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/params.h"
-#include "metal/quantized_matmul/tile_loops.h"
+#include "metal/quantized_matmul/tile_kernels.h"
 
 template <typename T, typename Format>
 [[kernel, max_total_threads_per_threadgroup(kTiledThreads)]] void quantized_tiles_transposed(
@@ -44,34 +44,8 @@ template <typename T, typename Format>
     uint lane [[thread_index_in_simdgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   alignas(16) threadgroup Pair<T> tile[PairedRows<T>::kSize];
-  const TiledProduct<T, Format> product = {x, {w, scales, biases, 0, 0}, out, group.z, params.rows};
-  const int first_row = group.y * kPairedRows;
-  const ResultPlace results = TransposedPlace::first(
-      first_row, kOutputsOfLanes * (group.x * kTiledSimdgroups + simdgroup), lane);
-  const int output = results.column;
-  const WeightRow<T, Format> own[2] = {product.row_of_w(output, params),
-                                       product.row_of_w(output + 1, params)};
-  RegTile<float, kOutputsOfLanes, kPairedRows> sums;
-  products_of_tile<T, Format>(product.rows_of_x(first_row, kPairedRows, params.columns), own,
-                              params, tile, lane, thread_index, sums);
-
-  bool overflowed = false;
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kPairedFragments; ++i) {
-    overflowed |=
-        store_transposed(product, results.row + 8 * i, output, elements_of(sums.block(0, i)),
-                         elements_of(sums.block(1, i)), params);
-  }
-  const uint zero = SumsOverflow<T>::kMay ? unknown_zero(lane) : 0;
-  if (overflowed) {
-    const uint3 own_group = group + zero;
-    keep_results_in_range<TransposedPlace, true, T, Format>(
-        {x, {w, scales, biases, 0, 0}, out, own_group.z, params.rows},
-        TransposedPlace::first(
-            own_group.y * kPairedRows,
-            kOutputsOfLanes * (own_group.x * kTiledSimdgroups + simdgroup + zero), lane + zero),
-        4 * kPairedFragments, params);
-  }
+  tiles_transposed<T, Format>({w, scales, biases, 0, 0}, x, out, params, tile, group, simdgroup,
+                              lane, thread_index);
 }
 
 template <typename T, typename Format, int kRows>
@@ -86,29 +60,8 @@ template <typename T, typename Format, int kRows>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float2 shares[kTiledSimdgroups][2][kRows / 8][32];
-  const TiledProduct<T, Format> product = {x, {w, scales, biases, 0, 0}, out, group.z, params.rows};
-  const int first_row = group.y * kRows;
-  const FragmentPlace place = fragment_place(lane);
-  const int output = TransposedPlace::first(0, kOutputsOfLanes * group.x, lane).column;
-  const WeightRow<T, Format> own[2] = {product.row_of_w(output, params),
-                                       product.row_of_w(output + 1, params)};
-  float2 totals[2];
-  products_of_few<T, Format, kRows>(product.rows_of_x(first_row, kRows, params.columns), own,
-                                    params, shares, simdgroup, lane, totals);
-  if (int(simdgroup) >= kRows / 8) {
-    return;
-  }
-  const bool overflowed = store_transposed(product, first_row + 8 * int(simdgroup) + place.column,
-                                           output, totals[0], totals[1], params);
-  const uint zero = SumsOverflow<T>::kMay ? unknown_zero(lane) : 0;
-  if (overflowed) {
-    const uint3 own_group = group + zero;
-    keep_results_in_range<TransposedPlace, true, T, Format>(
-        {x, {w, scales, biases, 0, 0}, out, own_group.z, params.rows},
-        TransposedPlace::first(own_group.y * kRows + 8 * (simdgroup + zero),
-                               kOutputsOfLanes * own_group.x, lane + zero),
-        4, params);
-  }
+  tiles_few<T, Format, kRows>({w, scales, biases, 0, 0}, x, out, params, shares, group, simdgroup,
+                              lane);
 }
 
 template <typename T, typename Format, int kRows>
@@ -165,23 +118,8 @@ template <typename T, typename Format>
     uint lane [[thread_index_in_simdgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   alignas(16) threadgroup Pair<T> tile[PairedColumns<T>::kSize];
-  const TiledProduct<T, Format> product = {x, {w, scales, biases, 0, 0}, out, group.z, params.rows};
-  const int first_row = group.y * kPairedRows;
-  const int first_column = 32 * (group.x * kTiledSimdgroups + simdgroup);
-  const ResultPlace results = PlainPlace::first(first_row, first_column, lane);
-  RegTile<float, kPairedRows, 32> sums;
-  plain_products_of_tile(product, product.rows_of_x(first_row, kPairedRows, params.outputs),
-                         results.column, params, tile, lane, thread_index, sums);
-  const bool overflowed = store_plain(product, results, sums, params);
-  const uint zero = SumsOverflow<T>::kMay ? unknown_zero(lane) : 0;
-  if (overflowed) {
-    const uint3 own_group = group + zero;
-    keep_results_in_range<PlainPlace, false, T, Format>(
-        {x, {w, scales, biases, 0, 0}, out, own_group.z, params.rows},
-        PlainPlace::first(own_group.y * kPairedRows,
-                          32 * (own_group.x * kTiledSimdgroups + simdgroup + zero), lane + zero),
-        8 * kPairedFragments, params);
-  }
+  tiles_plain<T, Format>({w, scales, biases, 0, 0}, x, out, params, tile, group, simdgroup, lane,
+                         thread_index);
 }
 
 // ---- kernels

@@ -21,7 +21,7 @@ AS_APPLE = (("__MSLC__", UNDEFINED),)  # the kernels that Apple's compiler sees
 FOR_MATRIX_UNITS = re.compile(
     r"\w+_matrix_|flash_attention_backward_(dkv|dk|dv)_"
     r"|quantized_(matmul_(transposed|plain)|gemm|gemmplain|dequantize)_"
-    r"|rope_shared_|gather_gemm_|quantized_embedding_(float32|float16|bfloat16)_"
+    r"|gguf_dequantize_|rope_shared_|gather_gemm_|quantized_embedding_(float32|float16|bfloat16)_"
     r"|quantized_swiglu_\w+_r[48]$|gated_delta_chunk_\w+_(pairs|group)_"
 )
 

@@ -36,6 +36,7 @@ FLOATS_INSTEAD = {
     ("gated_delta_gates", 3): "bias_is_float32",
     ("gated_delta_gates_backward", 2): "log_is_float32",
     ("gated_delta_gates_backward", 3): "bias_is_float32",
+    ("gguf_plain", 2): "outputs_are_in_parts",
     ("mla_decode", 6): "keys_are_in_parts",
     ("mla_decode_group", 6): "keys_are_in_parts",
     ("quantized_plain", 4): "outputs_are_in_parts",

@@ -23,7 +23,7 @@ from tests.metal_launches.calls import OPS
 
 pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
 
-FORMAT = re.compile(r"affine\d|mxfp\d|nvfp\d")
+FORMAT = re.compile(r"affine\d|mxfp\d|nvfp\d|i?q\d(0|k|nl|xs)")
 # The head dims of a tile for decodes are followed by its rows, which tell templates apart.
 SIZE = re.compile(r"d\d+v\d+|d\d+(?=r\d+$)|d\d+$|g\d+")
 

@@ -1,0 +1,185 @@
+#include "gguf_matmul/cpu.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "common/parallel.h"
+#include "gguf_matmul/simd/kernels.h"
+#include "quantized_matmul/large_rows.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// Minimum columns of w per thread in a product of few rows, in numbers.
+constexpr int64_t kGemvGrain = 1 << 16;
+// Rows of x per pass over the matrix.
+constexpr int64_t kPassRows = 512;
+// Minimum rows of x per thread when packing, and numbers per thread when dequantising.
+constexpr int64_t kPackGrain = 4, kRowsGrain = 32768;
+
+Floats bytes_as_floats(int64_t bytes) {
+  return floats(ceil_div(bytes, static_cast<int64_t>(sizeof(float))));
+}
+
+struct Product {
+  const GgufCpuKernels& kernels;
+  GgufView matrix;
+  QuantizedProduct product;
+
+  bool is_transposed() const { return product == QuantizedProduct::kTransposed; }
+  int64_t x_columns() const { return is_transposed() ? matrix.columns : matrix.outputs; }
+  int64_t out_columns() const { return is_transposed() ? matrix.outputs : matrix.columns; }
+  int64_t x_bytes() const { return x_columns() * element_size(matrix.dtype); }
+  int64_t out_bytes() const { return out_columns() * element_size(matrix.dtype); }
+};
+
+void multiply_floats(const Product& call, const void* x, int64_t rows, void* out) {
+  const GgufCpuKernels& kernels = call.kernels;
+  const int64_t tile = call.is_transposed() ? kernels.panel : kGgufSuperblock;
+  for (int64_t first = 0; first < rows; first += kPassRows) {
+    const int64_t count = std::min(kPassRows, rows - first);
+    const Floats packed = floats(kernels.packed_floats(count, call.x_columns()));
+    kernels.pack_floats(call.matrix.dtype, at(x, first * call.x_bytes()), count, call.x_columns(),
+                        packed.get());
+    parallel_for(ceil_div(call.out_columns(), tile), 1, [&](int64_t begin, int64_t end) {
+      const Floats scratch = floats(kernels.float_scratch(count));
+      const int64_t columns = std::min(end * tile, call.out_columns()) - begin * tile;
+      kernels.multiply_floats({call.matrix, call.product, begin * tile, columns, count,
+                               packed.get(), at(out, first * call.out_bytes()), scratch.get()});
+    });
+  }
+}
+
+// Computes again, in float32, the rows that the integer kernels cannot: those of x that are not
+// `finite`, and those with results that are not, as from a scale that is infinite.
+void replace_rows(const Product& call,
+                  const void* x,
+                  const std::vector<uint8_t>& finite,
+                  void* out) {
+  std::vector<int64_t> rows;
+  for (size_t m = 0; m < finite.size(); ++m) {
+    const void* const row = at(out, static_cast<int64_t>(m) * call.out_bytes());
+    const float largest =
+        quantized_cpu_kernels().largest(call.matrix.dtype, row, call.out_columns());
+    if (!finite[m] || !(largest <= std::numeric_limits<float>::max())) {
+      rows.push_back(static_cast<int64_t>(m));
+    }
+  }
+  if (rows.empty()) {
+    return;
+  }
+  const int64_t count = static_cast<int64_t>(rows.size());
+  std::vector<char> some_x(count * call.x_bytes()), some_out(count * call.out_bytes());
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(some_x.data() + i * call.x_bytes(), at(x, rows[i] * call.x_bytes()),
+                call.x_bytes());
+  }
+  multiply_floats(call, some_x.data(), count, some_out.data());
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(at(out, rows[i] * call.out_bytes()), some_out.data() + i * call.out_bytes(),
+                call.out_bytes());
+  }
+}
+
+void gemv(const Product& call, int64_t row_bytes, const void* x, int64_t rows, void* out) {
+  const GgufCpuKernels& kernels = call.kernels;
+  const Floats packed = bytes_as_floats(rows * row_bytes);
+  std::vector<uint8_t> finite(rows);
+  for (int64_t m = 0; m < rows; ++m) {
+    void* const to = at(static_cast<void*>(packed.get()), m * row_bytes);
+    finite[m] = kernels.int_pack(call.matrix, at(x, m * call.x_bytes()), to);
+    if (!finite[m]) {
+      std::memset(to, 0, row_bytes);
+    }
+  }
+  const int64_t grain = std::max<int64_t>(1, kGemvGrain / std::max<int64_t>(1, call.x_columns()));
+  parallel_for(call.matrix.outputs, grain, [&](int64_t begin, int64_t end) {
+    const int64_t count = end - begin, size = element_size(call.matrix.dtype);
+    const Floats results = floats(rows * count);
+    kernels.int_gemv({call.matrix, begin, count, rows, packed.get(), results.get()});
+    for (int64_t m = 0; m < rows; ++m) {
+      quantized_cpu_kernels().store_dense(call.matrix.dtype, results.get() + m * count, count,
+                                          at(out, m * call.out_bytes() + begin * size));
+    }
+  });
+  replace_rows(call, x, finite, out);
+}
+
+void gemm(const Product& call, const void* x, int64_t rows, void* out) {
+  const GgufCpuKernels& kernels = call.kernels;
+  const int64_t tile = kernels.gemm_columns, outputs = call.matrix.outputs;
+  for (int64_t first = 0; first < rows; first += kPassRows) {
+    const int64_t count = std::min(kPassRows, rows - first);
+    const void* const from = at(x, first * call.x_bytes());
+    void* const to = at(out, first * call.out_bytes());
+    const Floats packed = bytes_as_floats(kernels.gemm_bytes(call.matrix, count));
+    std::vector<uint8_t> finite(count);
+    parallel_for(count, kPackGrain, [&](int64_t begin, int64_t end) {
+      kernels.gemm_pack(
+          {call.matrix, from, count, begin, end - begin, packed.get(), finite.data()});
+    });
+    parallel_for(ceil_div(outputs, tile), 1, [&](int64_t begin, int64_t end) {
+      const Floats scratch = bytes_as_floats(kernels.gemm_scratch(call.matrix, count));
+      kernels.int_gemm({call.matrix, begin * tile, std::min(end * tile, outputs) - begin * tile,
+                        count, packed.get(), to, scratch.get()});
+    });
+    replace_rows(call, from, finite, to);
+  }
+}
+
+void multiply(const Product& call, const void* x, int64_t rows, void* out) {
+  const int64_t row_bytes = call.is_transposed() ? call.kernels.int_row_bytes(call.matrix) : 0;
+  if (row_bytes == 0) {
+    multiply_floats(call, x, rows, out);
+  } else if (rows <= kQuantizedGemvRows) {
+    gemv(call, row_bytes, x, rows, out);
+  } else {
+    gemm(call, x, rows, out);
+  }
+}
+
+}  // namespace
+
+void gguf_matmul_cpu(const GgufMatmulArgs& args) {
+  const QuantizedSizes& sizes = args.sizes;
+  for (int64_t batch = 0; batch < sizes.batch; ++batch) {
+    Product call = {
+        gguf_cpu_kernels(),
+        {args.kind, args.dtype, args.activation_bits, sizes.columns, sizes.outputs, args.w},
+        args.product};
+    call.matrix.w += batch * sizes.outputs * call.matrix.row_bytes();
+    void* const out = at(args.out, batch * sizes.rows * call.out_bytes());
+    if (sizes.rows * call.out_columns() == 0) {
+      continue;
+    }
+    if (call.x_columns() == 0) {
+      std::memset(out, 0, sizes.rows * call.out_bytes());
+      continue;
+    }
+    const void* const x = at(args.x, batch * sizes.rows * call.x_bytes());
+    const DividedRows divided(args.dtype, x, sizes.rows, call.x_columns());
+    multiply(call, divided.x(), sizes.rows, out);
+    divided.restore(out, call.out_columns());
+  }
+}
+
+void gguf_rows_cpu(const GgufRowsArgs& args) {
+  if (args.ids.count * args.columns == 0) {
+    return;
+  }
+  const GgufView matrix = {args.kind, args.dtype, 0, args.columns, args.rows, args.w};
+  const int64_t out_bytes = args.columns * element_size(args.dtype);
+  const int64_t grain = std::max<int64_t>(1, kRowsGrain / args.columns);
+  parallel_for(args.ids.count, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const uint8_t* const row = args.w + args.ids.row(i, args.rows) * matrix.row_bytes();
+      gguf_cpu_kernels().dequantize(args.kind, row, 0, args.columns, args.dtype,
+                                    at(args.out, i * out_bytes));
+    }
+  });
+}
+
+}  // namespace mlx_anvil
