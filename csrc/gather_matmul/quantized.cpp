@@ -128,8 +128,9 @@ class GatherQuantizedMatmul : public QuantizedPrimitive {
           note_fallback(op_, "the gradient of GatherQuantizedMatmul is a graph of MLX ops");
           of_weights = weight_gradient(primals, cotangents[0]);
         }
-        gradients.push_back(i == 2 ? of_scales(*of_weights, primals)
-                                   : of_biases(*of_weights, primals));
+        const mx::array wide = i == 2 ? compose_scale_gradient(format_, *of_weights, primals[1], s)
+                                      : compose_bias_gradient(format_, *of_weights, s);
+        gradients.push_back(mx::astype(wide, primals[i].dtype(), s));
       }
     }
     return gradients;
@@ -177,7 +178,7 @@ class GatherQuantizedMatmul : public QuantizedPrimitive {
     return sizes;
   }
 
-  // The gradient in the dequantized weights, [..., N, groups, group], float32.
+  // The gradient in the dequantized weights, [..., N, K], float32.
   mx::array weight_gradient(const Arrays& primals, const mx::array& cotangent) {
     const mx::Stream s = stream();
     const PairIds pairs = ids(primals);
@@ -188,22 +189,8 @@ class GatherQuantizedMatmul : public QuantizedPrimitive {
       of_w = mx::swapaxes(of_w, -1, -2, s);
     }
     mx::Shape shape = primals[2].shape();
-    shape.push_back(format_.group);
+    shape.back() *= format_.group;
     return mx::reshape(of_w, shape, s);
-  }
-
-  mx::array of_biases(const mx::array& of_weights, const Arrays& primals) {
-    return mx::astype(mx::sum(of_weights, -1, false, stream()), primals[3].dtype(), stream());
-  }
-
-  mx::array of_scales(const mx::array& of_weights, const Arrays& primals) {
-    const mx::Stream s = stream();
-    const QuantizedMatrix codes = {primals[1], mx::ones(primals[2].shape(), mx::float32, s),
-                                   mx::zeros(primals[2].shape(), mx::float32, s)};
-    const mx::array values =
-        mx::reshape(compose_dequantized(format_, codes, s), of_weights.shape(), s);
-    return mx::astype(mx::sum(mx::multiply(of_weights, values, s), -1, false, s),
-                      primals[2].dtype(), s);
   }
 
   const QuantizedProduct product_;

@@ -22,13 +22,6 @@ constexpr int64_t kChunk = 256;
 constexpr int kIntTileRows = 2;
 
 template <class Action>
-inline void with_elements(KernelDtype dtype, Action action) {
-  dtype == KernelDtype::kFloat32   ? action(float())
-  : dtype == KernelDtype::kFloat16 ? action(f16())
-                                   : action(bf16());
-}
-
-template <class Action>
 inline void with_pieces(KernelDtype dtype, Action action) {
   pieces_of(dtype) == 3 ? action(std::integral_constant<int, 3>())
                         : action(std::integral_constant<int, 2>());

@@ -109,6 +109,43 @@ struct QuantizedIntGemm {
   int64_t (*scratch)(const QuantizedMatrixView&, int64_t x_rows);
 };
 
+// Gradients in affine scales and biases: with G = y^T x,
+//   d_scales[n, g] = sum over k in group g of G[n, k] code[n, k]
+//   d_biases[n, g] = sum over k in group g of G[n, k]
+struct QuantizedScaleGradientSizes {
+  QuantizedMatrixView matrix;  // scales and biases are not read
+  int64_t rows;                // of x and y in this pass
+  bool has_scales;             // if false, only d_biases are wanted
+};
+
+// Packs pairs [first, first + count) of rows of x.
+struct QuantizedScaleGradientPackArgs {
+  QuantizedScaleGradientSizes sizes;
+  const void* x;  // [rows][columns], in matrix.dtype
+  int64_t first, count;
+  float* to;  // packed() floats
+};
+
+struct QuantizedScaleGradientTileArgs {
+  QuantizedScaleGradientSizes sizes;
+  int64_t first, count;    // rows of the matrix, at most `panel`
+  const void* y;           // [rows][outputs], in matrix.dtype
+  float* x;                // packed
+  float* sums;             // sums() floats: of the passes up to this one
+  float* scratch;          // scratch() floats
+  bool is_first, is_last;  // of the passes
+  void* d_scales;          // [outputs][groups], in matrix.dtype; written by the last pass
+  void* d_biases;
+};
+
+struct QuantizedScaleGradient {
+  int64_t (*packed)(const QuantizedScaleGradientSizes&);
+  int64_t (*sums)(const QuantizedScaleGradientSizes&);
+  int64_t (*scratch)(const QuantizedScaleGradientSizes&);
+  void (*pack)(const QuantizedScaleGradientPackArgs&);
+  void (*multiply)(const QuantizedScaleGradientTileArgs&);
+};
+
 struct QuantizedCpuKernels {
   int32_t lanes;
   int32_t panel;      // columns per panel
@@ -167,6 +204,7 @@ struct QuantizedCpuKernels {
                           int64_t count,
                           int64_t x_rows);
   QuantizedIntGemm int_gemm, int_plain_gemm;  // for kTransposed and kPlain
+  QuantizedScaleGradient scale_gradient;
 };
 
 MLX_ANVIL_DECLARE_KERNELS(QuantizedCpuKernels, quantized_cpu_kernels)
