@@ -14,7 +14,7 @@ void quantized_int_gemv(const QuantizedGemvArgs& args);
 int64_t quantized_int_gemv_scratch(const QuantizedMatrixView& matrix);
 
 void quantized_plain_gemv(const QuantizedPlainGemvArgs& args);
-int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix);
+int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix, int64_t x_rows);
 int64_t quantized_int_plain_skipped(const QuantizedMatrixView& matrix, int64_t x_rows);
 void quantized_int_plain_order(const QuantizedMatrixView& matrix,
                                int64_t x_rows,

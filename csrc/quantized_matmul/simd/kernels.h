@@ -189,9 +189,9 @@ struct QuantizedCpuKernels {
 
   void (*plain_gemv)(const QuantizedPlainGemvArgs&);
   // The same in integers. int_plain_columns returns the columns per block, or 0 if this machine has
-  // no kernel for the format. int_plain_gemv returns false if a value is not finite; plain_gemv
-  // must then take the call.
-  int64_t (*int_plain_columns)(const QuantizedMatrixView&);
+  // no kernel for the format and x_rows. int_plain_gemv returns false if a value is not finite;
+  // plain_gemv must then take the call.
+  int64_t (*int_plain_columns)(const QuantizedMatrixView&, int64_t x_rows);
   // Columns of the first block that precede the matrix. Their results are undefined.
   int64_t (*int_plain_skipped)(const QuantizedMatrixView&, int64_t x_rows);
   // Reorders one result row of `blocks` blocks into the order of columns.
