@@ -32,8 +32,9 @@ same for float32; float16 and bfloat16 need no more. Derivatives, ``x W``, mxfp8
 CPUs keep all bits.
 
 The gradient with respect to ``x`` is the other product. No call keeps a dequantised copy of ``w``.
-Gradients with respect to ``scales`` and ``biases`` (affine) use a graph of MLX ops. Forward mode is
-fused for all three. ``vmap`` works over any of the arrays.
+Those with respect to ``scales`` and ``biases`` (affine) are one kernel on the CPU, which stores no
+gradient of ``W``, and a graph of MLX ops on a GPU. Forward mode is fused for all three. ``vmap``
+works over any of the arrays.
 
 Args:
     x (array): ``[..., M, K]``, or ``[..., M, N]`` without ``transpose``; float32, float16 or

@@ -73,6 +73,9 @@ struct IntE2m1 {
   }
 };
 
+// Groups of 16 columns, of which half a quarter of a block of packed bytes holds one.
+struct IntNvfp4 : IntE2m1 {};
+
 template <class Action>
 inline void with_int_format(const QuantizedFormat& format, Action action) {
   if (!format.has_biases()) {
