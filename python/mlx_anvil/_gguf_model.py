@@ -93,14 +93,14 @@ def _model_of(
     layers = list(_layers(model, {names[key]: tensor for key, tensor in tensors.items()}, dtype))
     for _, layer in layers:
         layer.activation_bits = activation_bits
-    model.update_modules(tree_unflatten(layers))  # type: ignore[no-untyped-call]
+    model.update_modules(tree_unflatten(layers))
     try:
         model.load_weights(list(weights.items()))
     except ValueError as error:
         raise ValueError(f"[load_gguf] {error}") from None
     if factors is not None:
         _set_rope_factors(model, config, mx.array(factors.data))
-    mx.eval(model.parameters())
+    mx.eval(model.parameters())  # type: ignore[no-untyped-call]
     model.eval()
     return model
 
@@ -130,7 +130,7 @@ def _array_of(tensor: Any, name: str, config: dict[str, Any], dtype: mx.Dtype) -
 
 def _layers(model: nn.Module, tensors: dict[str | None, Any], dtype: mx.Dtype) -> Iterator[tuple[str, nn.Module]]:
     """Our layers, by the path of those of the model that they replace."""
-    for path, layer in model.named_modules():
+    for path, layer in model.named_modules():  # type: ignore[no-untyped-call]
         tensor = tensors.get(f"{path}.weight")
         if tensor is None or tensor.tensor_type.name in _FLOATS:
             continue

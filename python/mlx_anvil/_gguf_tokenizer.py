@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 # How text is split before its bytes are merged, by tokenizer.ggml.pre. Patterns are those of the models.
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PATTERNS: dict[str, str | None] = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
@@ -39,7 +37,7 @@ def tokenizer_of(field: Callable[[str], Any]) -> Any:
     _add_ends(tokenizer, tokens, field, kind)
     named = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     special = {ours: _token(tokens, field(f"ggml.{name}_token_id")) for name, ours in named.items()}
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
         **{name: token for name, token in special.items() if token is not None},
@@ -61,9 +59,7 @@ def _add_ends(tokenizer: Any, tokens: list[str], field: Callable[[str], Any], ki
     wanted = {"bos": field("ggml.add_bos_token"), "eos": field("ggml.add_eos_token")}
     if wanted["bos"] is None:
         wanted["bos"] = kind == "llama"
-    ends = {
-        name: _token(tokens, field(f"ggml.{name}_token_id")) if wanted[name] else None for name in ("bos", "eos")
-    }
+    ends = {name: _token(tokens, field(f"ggml.{name}_token_id")) if wanted[name] else None for name in ("bos", "eos")}
     used = [token for token in ends.values() if token is not None]
     if used:
         one = [part for part in (ends["bos"], "$A", ends["eos"]) if part is not None]
@@ -109,9 +105,7 @@ def _of_sentencepiece(tokens: list[str], field: Callable[[str], Any]) -> Any:
     steps: list[Any] = [normalizers.Prepend("▁")] if prefix is None or prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
     ends = [decoders.Strip(content=" ", left=1)] if steps else []
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *ends]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
     return tokenizer
 
 
