@@ -74,7 +74,7 @@ class GgufEmbedding(nn.Module):
         num_embeddings: number of rows.
         dims: columns, a multiple of the block of ``mode``.
         mode: GGUF's format, such as ``"q4_k"``. Default: ``"q4_k"``.
-        dtype: dtype of the rows: float32, float16 or bfloat16. Default: ``mx.bfloat16``.
+        dtype: dtype of the rows: float32, float16 or bfloat16. Default: ``None``, bfloat16.
 
     Attributes:
         activation_bits: that argument of the product in ``as_linear``. Default: ``None``.
@@ -85,7 +85,7 @@ class GgufEmbedding(nn.Module):
 
     activation_bits: int | None = None
 
-    def __init__(self, num_embeddings: int, dims: int, mode: str = "q4_k", dtype: mx.Dtype = mx.bfloat16) -> None:
+    def __init__(self, num_embeddings: int, dims: int, mode: str = "q4_k", dtype: mx.Dtype | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mode = mode
         self.dtype = dtype

@@ -21,7 +21,7 @@ _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 def load_gguf(
     path: str | Path,
     *,
-    dtype: mx.Dtype = mx.bfloat16,
+    dtype: mx.Dtype | None = None,
     activation_bits: int | None = None,
     tokenizer: bool = True,
 ) -> tuple[nn.Module, Any]:
@@ -33,7 +33,7 @@ def load_gguf(
 
     Args:
         path: a file of the architecture llama (Mistral too), qwen2, qwen3, gemma, gemma2 or gemma3, in one part.
-        dtype: dtype of activations: float32, float16 or bfloat16. Default: ``mx.bfloat16``.
+        dtype: dtype of activations: float32, float16 or bfloat16. Default: ``None``, bfloat16.
         activation_bits: that argument of :func:`mlx_anvil.quantized_matmul`, for all its layers; 8 is what llama.cpp
             computes with. Default: ``None``.
         tokenizer: whether to make a tokenizer, of the file's vocabulary: byte-level BPE of Llama 3 or Qwen, or
@@ -53,13 +53,15 @@ def load_gguf(
             raise ImportError(need("[load_gguf]", module))
     import gguf
 
-    if dtype not in _DTYPES:
-        raise ValueError(f"[load_gguf] dtype is {dtype}; allowed: float32, float16, bfloat16.")
+    if dtype is not None and dtype not in _DTYPES:
+        raise ValueError(f"[load_gguf] dtype is {dtype}; allowed: None, float32, float16, bfloat16.")
     if activation_bits not in (None, 8, 16):
         raise ValueError(f"[load_gguf] activation_bits is {activation_bits!r}; allowed: None, 8, 16.")
     reader = gguf.GGUFReader(path)
     metadata = {key: field.contents() for key, field in reader.fields.items() if key.partition(".")[0] != "tokenizer"}
-    model = _model_of(metadata, {tensor.name: tensor for tensor in reader.tensors}, dtype, activation_bits)
+    model = _model_of(
+        metadata, {tensor.name: tensor for tensor in reader.tensors}, dtype or mx.bfloat16, activation_bits
+    )
     if not tokenizer or "tokenizer.ggml.tokens" not in reader.fields:
         return model, None
 
