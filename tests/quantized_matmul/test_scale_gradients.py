@@ -259,6 +259,7 @@ def test_compiled(shapeless, rng):
             assert support.max_error(result, expected) <= support.OTHER_KERNEL
 
 
+@cpu_kernels
 def test_w_has_no_gradient(rng):
     matrix = draw(FOUR_BITS, (5, 64), rng)
     x, dy = operands(matrix, 2)
