@@ -207,7 +207,8 @@ def main(names: tuple[str, ...], without_llama_cpp: bool, without_mlx: bool) -> 
         llama = None
         more = {}
         if not without_llama_cpp:
-            from gguf_llama import LlamaCpp, write
+            from gguf_files import write
+            from gguf_llama import LlamaCpp
 
             path = Path(folder) / "llama.gguf"
             write(path, SHAPE)

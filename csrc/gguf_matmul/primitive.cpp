@@ -10,6 +10,7 @@
 #include "common/checks.h"
 #include "common/evaluate.h"
 #include "common/errors.h"
+#include "common/evaluate.h"
 #include "common/run_on_cpu.h"
 #include "common/vmap_axis.h"
 #include "gguf_matmul/checks.h"

@@ -12,6 +12,7 @@ from mlx.utils import tree_unflatten
 from mlx_anvil._extras import is_installed, need
 from mlx_anvil._gguf_layers import BLOCKS, GgufEmbedding, GgufLinear
 from mlx_anvil._gguf_names import ROPE_FACTORS, config_of, heads_to_permute, name_of, stores_one_more
+from mlx_anvil._gguf_tokenizer import tokenizer_of
 
 _FLOATS = ("F32", "F16", "BF16")
 _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -35,15 +36,17 @@ def load_gguf(
         dtype: dtype of activations: float32, float16 or bfloat16. Default: ``mx.bfloat16``.
         activation_bits: that argument of :func:`mlx_anvil.quantized_matmul`, for all its layers; 8 is what llama.cpp
             computes with. Default: ``None``.
-        tokenizer: whether to make a tokenizer, which needs transformers. Default: ``True``.
+        tokenizer: whether to make a tokenizer, of the file's vocabulary: byte-level BPE of Llama 3 or Qwen, or
+            SentencePiece's BPE. Default: ``True``.
 
     Returns:
         tuple: the model, and mlx-lm's tokenizer; None for it if the file has no vocabulary, or ``tokenizer`` is False.
 
     Raises:
-        ImportError: gguf, mlx-lm or, for the tokenizer, transformers is not installed.
+        ImportError: gguf or mlx-lm is not installed.
         OSError: the file cannot be read.
-        ValueError: not a GGUF file; another architecture or type of tensors; missing or superfluous tensors.
+        ValueError: not a GGUF file; another architecture, type of tensors or kind of vocabulary; missing or superfluous
+            tensors.
     """
     for module in ("gguf", "mlx_lm"):
         if not is_installed(module):
@@ -57,8 +60,14 @@ def load_gguf(
     reader = gguf.GGUFReader(path)
     metadata = {key: field.contents() for key, field in reader.fields.items() if key.partition(".")[0] != "tokenizer"}
     model = _model_of(metadata, {tensor.name: tensor for tensor in reader.tensors}, dtype, activation_bits)
-    has_vocabulary = "tokenizer.ggml.tokens" in reader.fields
-    return model, _tokenizer_of(Path(path)) if tokenizer and has_vocabulary else None
+    if not tokenizer or "tokenizer.ggml.tokens" not in reader.fields:
+        return model, None
+
+    def field(name: str) -> Any:
+        found = reader.get_field(f"tokenizer.{name}")
+        return None if found is None else found.contents()
+
+    return model, tokenizer_of(field)
 
 
 def _model_of(
@@ -84,14 +93,14 @@ def _model_of(
     layers = list(_layers(model, {names[key]: tensor for key, tensor in tensors.items()}, dtype))
     for _, layer in layers:
         layer.activation_bits = activation_bits
-    model.update_modules(tree_unflatten(layers))  # type: ignore[no-untyped-call]
+    model.update_modules(tree_unflatten(layers))
     try:
         model.load_weights(list(weights.items()))
     except ValueError as error:
         raise ValueError(f"[load_gguf] {error}") from None
     if factors is not None:
         _set_rope_factors(model, config, mx.array(factors.data))
-    mx.eval(model.parameters())
+    mx.eval(model.parameters())  # type: ignore[no-untyped-call]
     model.eval()
     return model
 
@@ -121,7 +130,7 @@ def _array_of(tensor: Any, name: str, config: dict[str, Any], dtype: mx.Dtype) -
 
 def _layers(model: nn.Module, tensors: dict[str | None, Any], dtype: mx.Dtype) -> Iterator[tuple[str, nn.Module]]:
     """Our layers, by the path of those of the model that they replace."""
-    for path, layer in model.named_modules():
+    for path, layer in model.named_modules():  # type: ignore[no-untyped-call]
         tensor = tensors.get(f"{path}.weight")
         if tensor is None or tensor.tensor_type.name in _FLOATS:
             continue
@@ -146,12 +155,3 @@ def _set_rope_factors(model: nn.Module, config: dict[str, Any], factors: mx.arra
         rope._freqs = periods
         layer.self_attn.rope = rope
     mx.eval(periods)
-
-
-def _tokenizer_of(path: Path) -> Any:
-    if not is_installed("transformers"):
-        raise ImportError("[load_gguf] the tokenizer needs transformers: pip install transformers; or tokenizer=False")
-    from mlx_lm.tokenizer_utils import TokenizerWrapper
-    from transformers import AutoTokenizer
-
-    return TokenizerWrapper(AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name))

@@ -1,6 +1,7 @@
 """`mlx_anvil.lm.load_gguf`: models of every architecture, against mlx-lm's models with the dequantised weights."""
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,12 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+from gguf_blocks import BLOCKS, MODES, GgufMatrix, gguf, type_of
 from mlx_anvil import lm
 from mlx_anvil._gguf_layers import BLOCKS as LAYER_BLOCKS
 from support import max_error
 
-gguf = pytest.importorskip("gguf")
 pytest.importorskip("mlx_lm")
-
-from gguf_blocks import BLOCKS, MODES, GgufMatrix, type_of
 
 pytestmark = pytest.mark.cpu_only
 
@@ -33,7 +32,16 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
 class File:
     """A GGUF file of random weights, and the weights that mlx-lm's model would have."""
 
-    def __init__(self, path: Path, architecture: str, rng: np.random.Generator, *, head: bool, modes: tuple[str, ...]):
+    def __init__(
+        self,
+        path: Path,
+        architecture: str,
+        rng: np.random.Generator,
+        *,
+        head: bool,
+        modes: tuple[str, ...],
+        rows: int = VOCABULARY,
+    ) -> None:
         self.path, self.architecture, self.rng = path, architecture, rng
         self.modes = modes
         self.weights: dict[str, mx.array] = {}
@@ -55,10 +63,10 @@ class File:
             writer.add_final_logit_softcapping(20.0)
         if architecture == "gemma3":
             writer.add_sliding_window(4)
-        self._add_tensors(head)
+        self._add_tensors(head, rows)
 
-    def _add_tensors(self, head: bool) -> None:
-        self.matrix("token_embd", "model.embed_tokens", VOCABULARY, HIDDEN, scale=2e-3)
+    def _add_tensors(self, head: bool, vocabulary: int) -> None:
+        self.matrix("token_embd", "model.embed_tokens", vocabulary, HIDDEN, scale=2e-3)
         width, kv_width = HEADS * self.head_dim, KV_HEADS * self.head_dim
         sandwich = self.architecture in ("gemma2", "gemma3")
         for i in range(self.layers):
@@ -84,7 +92,7 @@ class File:
             self.matrix(file + "ffn_down", model + "mlp.down_proj", HIDDEN, MLP)
         self.norm("output_norm", "model.norm", HIDDEN)
         if head:
-            self.matrix("output", "lm_head", VOCABULARY, HIDDEN)
+            self.matrix("output", "lm_head", vocabulary, HIDDEN)
 
     def matrix(self, tensor: str, name: str, rows: int, columns: int, heads: int = 0, scale: float = 1.0) -> None:
         mode = self.modes[len(self.weights) % len(self.modes)]
@@ -160,7 +168,8 @@ def test_logits(architecture, tmp_path, rng):
     exact = file.reference()(TOKENS)
     assert max_error(model(TOKENS), exact) < 1e-4
     layer = model.model.layers[0].mlp.gate_proj
-    assert type(layer) is mlx_anvil.nn.GgufLinear and layer.weight.dtype == mx.uint8
+    assert type(layer) is mlx_anvil.nn.GgufLinear
+    assert layer.weight.dtype == mx.uint8
     assert type(model.model.embed_tokens) is mlx_anvil.nn.GgufEmbedding
     mlx_anvil.patch(model)
     assert max_error(model(TOKENS), exact) < 1e-4
@@ -242,7 +251,7 @@ def test_wrong_arguments(tmp_path):
         lm.load_gguf(tmp_path / "model.gguf", dtype=mx.int32)
     with pytest.raises(ValueError, match="activation_bits is 4"):
         lm.load_gguf(tmp_path / "model.gguf", activation_bits=4)
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         lm.load_gguf(tmp_path / "model.gguf")
 
 
@@ -252,3 +261,90 @@ def test_layers_know_the_blocks():
         mlx_anvil.nn.GgufLinear(100, 8)
     with pytest.raises(ValueError, match=r"^\[GgufEmbedding\] mode is 'q2_k'; allowed: 'q4_0', "):
         mlx_anvil.nn.GgufEmbedding(8, 256, mode="q2_k")
+
+
+# ---- tokenizers ---------------------------------------------------------------------------------
+
+TEXTS = ("Hello, world!", "It's 12345 o'clock\n\n  in  Zürich — 你好", "", "  two  spaces ", "a<|end|>b")
+CORPUS = ("the quick brown fox jumps over the lazy dog. it's 2024, isn't it? " * 3, "Hello hello world 你好 Zürich")
+
+
+def load_with_vocabulary(path: Path, rng: np.random.Generator, vocabulary: dict[str, int], **fields: Any) -> Any:
+    """The tokenizer of a model whose file has these tokens."""
+    file = File(path / "model.gguf", "llama", rng, head=False, modes=("q8_0",), rows=len(vocabulary))
+    for name, value in fields.items():
+        getattr(file.writer, f"add_{name}")(value)
+    file.writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
+    return lm.load_gguf(file.close())[1]
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "gpt-2"])
+def test_vocabulary_of_bytes(pre, tmp_path, rng):
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    pattern = {
+        "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    }[pre]
+    plain = Tokenizer(models.BPE())
+    plain.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    plain.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|end|>"])
+    plain.train_from_iterator(CORPUS, trainer)
+    vocabulary = plain.get_vocab()
+    end = vocabulary["<|end|>"]
+    merges = json.loads(plain.to_str())["model"]["merges"]
+    ours = load_with_vocabulary(
+        tmp_path,
+        rng,
+        vocabulary,
+        tokenizer_model="gpt2",
+        tokenizer_pre=pre,
+        token_merges=[" ".join(merge) for merge in merges],
+        token_types=[3 if i == end else 1 for i in range(len(vocabulary))],
+        eos_token_id=end,
+        chat_template="{{ messages[0]['content'] }}!",
+    )
+    for text in TEXTS:
+        assert ours.encode(text) == plain.encode(text).ids
+        assert ours.decode(ours.encode(text)) == text
+    assert ours.eos_token_ids == {end}
+    assert ours.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+
+
+def test_vocabulary_of_sentencepiece(tmp_path, rng):
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    merged = ["▁t", "he", "▁the", "ll", "▁he", "llo", "▁hello"]
+    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
+    scores = [0.0] * len(pieces) + [-float(i) for i in range(len(merged))] + [-1e6 - i for i in range(len(letters))]
+    vocabulary = {token: i for i, token in enumerate([*pieces, *merged, *letters])}
+    ours = load_with_vocabulary(
+        tmp_path,
+        rng,
+        vocabulary,
+        tokenizer_model="llama",
+        token_scores=scores,
+        token_types=[2, 3, 3, *[6] * 256, *[1] * (len(merged) + len(letters))],
+        bos_token_id=1,
+        eos_token_id=2,
+        unk_token_id=0,
+    )
+    assert ours.convert_ids_to_tokens(ours.encode("hello the otter")) == [
+        *("<s>", "▁hello", "▁the", "▁", "o", "t", "t", "e", "r")
+    ]
+    ids = ours.encode("hello Zü")
+    assert ours.convert_ids_to_tokens(ids)[-3:] == ["<0x5A>", "<0xC3>", "<0xBC>"]
+    assert ours.decode(ids, skip_special_tokens=True) == "hello Zü"
+
+
+def test_other_vocabularies(tmp_path, rng):
+    with pytest.raises(ValueError, match=r"tokenizer.ggml.model is 'bert'; allowed: 'gpt2', 'llama', or tokenizer=F"):
+        load_with_vocabulary(tmp_path, rng, {"a": 0, "b": 1}, tokenizer_model="bert")
+    with pytest.raises(ValueError, match=r"tokenizer.ggml.pre is 'viking'; allowed: 'llama-bpe', "):
+        load_with_vocabulary(tmp_path, rng, {"a": 0, "b": 1}, tokenizer_model="gpt2", tokenizer_pre="viking")
