@@ -97,7 +97,7 @@ def quantized_gradients(results: Results) -> str:
         of_rows.setdefault(row["shape"][0], []).append(row["speedup"]["MLX"])
     counts = sorted({row["shape"][0] for row in results["rows"]})
     lines = (
-        [f"{what}; {format}", *(f"{min(v[count]):.3g}x to {max(v[count]):.3g}x" for count in counts)]
+        [f"{what}; {format}", *(f"{_ratio(min(v[n]))}x to {_ratio(max(v[n]))}x" for n in counts)]
         for (what, format), v in sorted(found.items())
     )
     return markdown(("gradient in", *(f"{count} row{'s' if count > 1 else ''}" for count in counts)), lines)

@@ -100,7 +100,15 @@ def test_one_of_both(dtype, rng):
 
 @pytest.mark.parametrize(
     ("x_shape", "w_batch"),
-    [((2, 3, 4), ()), ((2, 3, 4), (3,)), ((2, 3, 4), (2, 1)), ((4,), (3,)), ((2, 0, 4), ()), ((0, 4), (0,)), ((0,), ())],
+    [
+        ((2, 3, 4), ()),
+        ((2, 3, 4), (3,)),
+        ((2, 3, 4), (2, 1)),
+        ((4,), (3,)),
+        ((2, 0, 4), ()),
+        ((0, 4), (0,)),
+        ((0,), ()),
+    ],
 )
 @each_product
 def test_batches(x_shape, w_batch, transpose, rng):
@@ -146,8 +154,8 @@ def test_float16_sums_beyond_its_largest_number(rng):
         x = mx.full((rows, 128), 200, mx.float16)
         dy = mx.array(np.where(np.arange(rows) % 4 < 2, 200, -200)[:, None] * np.ones((1, 37))).astype(mx.float16)
         dy = dy + 0.125 * (mx.arange(rows)[:, None] == 0).astype(mx.float16)
-        results = gradients(x / 128, matrix, dy)
-        for result, exact in zip(results, exact_gradients(x / 128, matrix, dy), strict=True):
+        results = gradients(x, matrix, dy)
+        for result, exact in zip(results, exact_gradients(x, matrix, dy), strict=True):
             assert_rounded(result, exact, mx.float16, factor=GRADIENT_FACTOR)
 
 
@@ -251,6 +259,7 @@ def test_compiled(shapeless, rng):
             assert support.max_error(result, expected) <= support.OTHER_KERNEL
 
 
+@cpu_kernels
 def test_w_has_no_gradient(rng):
     matrix = draw(FOUR_BITS, (5, 64), rng)
     x, dy = operands(matrix, 2)

@@ -73,7 +73,7 @@ struct IntE2m1 {
   }
 };
 
-// Groups of 16 columns, of which half a quarter of a block of packed bytes holds one.
+// Half a quarter of a block (RowBytes) is one group of 16 columns.
 struct IntNvfp4 : IntE2m1 {};
 
 template <class Action>

@@ -143,7 +143,7 @@ class GroupSums {
  private:
   const int width_, shift_;
   u32v lane_, first_lane_;
-  decltype(u32v{} < u32v{}) is_group_;
+  i32v is_group_;  // a mask
 };
 
 template <class Format>
