@@ -22,13 +22,6 @@ constexpr int64_t kChunk = 256;
 template <int kPieces>
 inline constexpr int kIntTileRows = kPieces == 1 ? 4 : 2;
 
-template <class Action>
-inline void with_elements(KernelDtype dtype, Action action) {
-  dtype == KernelDtype::kFloat32   ? action(float())
-  : dtype == KernelDtype::kFloat16 ? action(f16())
-                                   : action(bf16());
-}
-
 // Calls action(rows of the next tile), given that `left` rows are left.
 template <int kPieces, class Action>
 inline void with_tile_rows(int64_t left, Action action) {
@@ -38,24 +31,6 @@ inline void with_tile_rows(int64_t left, Action action) {
       action(std::integral_constant<int, kRows>());
     }
   });
-}
-
-// Reads scales or biases of up to kLanes rows from `row` on: one vector of rows per group, from
-// `group` on. Missing rows and groups are zero.
-inline void read_scales(const QuantizedMatrixView& matrix,
-                        const void* numbers,
-                        int64_t row,
-                        int64_t rows,
-                        int64_t group,
-                        f32v (&to)[kLanes]) {
-  const int64_t groups = matrix.columns / matrix.format.group;
-  with_scales(matrix, numbers, [&](const auto* from, auto widen) {
-    for (int i = 0; i < kLanes; ++i) {
-      to[i] =
-          i < rows ? widen_some(from + (row + i) * groups + group, groups - group, widen) : f32v{};
-    }
-  });
-  transpose(to);
 }
 
 // ---- x ------------------------------------------------------------------------------------------

@@ -1,0 +1,56 @@
+"""The kernels of 64-bit Arm: every instruction set, cross-compiled, in an emulator that has it and in ones that lack it."""
+
+import os
+import platform
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.cpu_only
+
+ROOT = Path(__file__).parents[2]
+COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
+LIBRARIES = Path("/usr/aarch64-linux-gnu")
+# As in cmake/CpuKernels.cmake, but for -O3, which takes twice as long to compile.
+ISAS = {"baseline": "armv8-a", "dotprod": "armv8.2-a+dotprod", "i8mm": "armv8.2-a+dotprod+i8mm+bf16"}
+KERNEL_FLAGS = ["-O1", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+DEFINES = [f"-DMLX_ANVIL_HAS_{name.upper()}=1" for name in ISAS]
+FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-I", str(ROOT / "csrc"), "-I", str(ROOT), *DEFINES]
+HOST = ["common/isa", "common/parallel", "common/thread_pool"]
+HOST += [f"quantized_matmul/{name}" for name in ("cpu", "cpu_gemm", "cpu_plain", "gemv_operand", "large_rows")]
+# Processors, and the instruction sets that they run.
+PROCESSORS = {"max": ["baseline", "dotprod", "i8mm"], "cortex-a76": ["baseline", "dotprod"], "cortex-a57": ["baseline"]}
+
+
+def build(folder: Path) -> Path:
+    compilations = {}
+    for isa, machine in ISAS.items():
+        flags = [*KERNEL_FLAGS, f"-march={machine}", f"-DMLX_ANVIL_ISA_NAMESPACE=isa_{isa}"]
+        for source in sorted(ROOT.glob("csrc/quantized_matmul/simd/*.cpp")):
+            compilations[folder / f"{isa}_{source.stem}.o"] = [*flags, str(source)]
+    for source in [*(ROOT / "csrc" / f"{name}.cpp" for name in HOST), Path(__file__).parent / "arm" / "driver.cpp"]:
+        compilations[folder / f"{source.stem}.o"] = ["-O1", str(source)]
+
+    def compile_one(item: tuple[Path, list[str]]) -> None:
+        subprocess.run([COMPILER, *FLAGS, *item[1], "-c", "-o", str(item[0])], check=True)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(compile_one, compilations.items()))
+    program = folder / "driver"
+    subprocess.run([COMPILER, *map(str, compilations), "-lpthread", "-o", str(program)], check=True)
+    return program
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() == "aarch64", reason="the other tests run these kernels")
+@pytest.mark.skipif(not COMPILER or not EMULATOR, reason="needs g++-aarch64-linux-gnu and qemu-user")
+def test_products_in_an_emulator(tmp_path, rng):
+    program = build(tmp_path)
+    for processor, isas in PROCESSORS.items():
+        seed = str(rng.integers(2**31))
+        command = [EMULATOR, "-L", str(LIBRARIES), "-cpu", processor, str(program), seed, *isas]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert run.returncode == 0, f"{processor}, seed {seed}:\n{run.stdout}{run.stderr}"
