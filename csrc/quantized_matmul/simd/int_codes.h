@@ -5,17 +5,6 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Returns the e of the smallest 2^e above x.
-inline f32v exponent_above(f32v x) {
-  const f32v exponent = bits_as<f32v>(_mm512_getexp_ps(bits_as<__m512>(x))) + 1.0f;
-  return at_least(exponent, -200.0f);  // 0 has no exponent
-}
-
-// Returns x * 2^e, even if 2^e is not a float32.
-inline f32v times_power(f32v x, f32v e) {
-  return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(x), bits_as<__m512>(e)));
-}
-
 // Adds four codes times four signed bytes of x to each lane of `sum`. The asm keeps the broadcast
 // inside the instruction. Compilers split it into two, and spill the words of x that they load
 // early.

@@ -77,6 +77,30 @@ class Largest {
   u32v bits_{};
 };
 
+// Returns the e of the smallest 2^e above x.
+inline f32v exponent_above(f32v x) {
+#if defined(__aarch64__)
+  const f32v normal = x < splat(0x1p-60f) ? x * 0x1p64f : x;
+  const f32v biased = __builtin_convertvector(bits_as<u32v>(normal) >> 23, f32v);
+  return biased - (x < splat(0x1p-60f) ? splat(126.0f + 64.0f) : splat(126.0f));
+#else
+  const f32v exponent = bits_as<f32v>(_mm512_getexp_ps(bits_as<__m512>(x))) + 1.0f;
+  return at_least(exponent, -200.0f);  // 0 has no exponent
+#endif
+}
+
+// Returns x * 2^e, even if 2^e is not a float32.
+inline f32v times_power(f32v x, f32v e) {
+#if defined(__aarch64__)
+  // Twice, each time by a normal number. Beyond, every result is infinite or 0.
+  const f32v limited = at_most(at_least(e, -252.0f), 254.0f);
+  const i32v first = rounded(limited * 0.5f), second = rounded(limited) - first;
+  return x * bits_as<f32v>((first + 127) << 23) * bits_as<f32v>((second + 127) << 23);
+#else
+  return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(x), bits_as<__m512>(e)));
+#endif
+}
+
 // Factors that scale `largest` to kPieces bytes, and their inverses. Of several bytes they are
 // powers of two, so that what fits is exact. Of one byte the largest becomes 127: a power of two
 // would waste up to half of its range.

@@ -19,8 +19,11 @@ ISAS = {"baseline": "armv8-a", "dotprod": "armv8.2-a+dotprod", "i8mm": "armv8.2-
 KERNEL_FLAGS = ["-O1", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
 DEFINES = [f"-DMLX_ANVIL_HAS_{name.upper()}=1" for name in ISAS]
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-I", str(ROOT / "csrc"), "-I", str(ROOT), *DEFINES]
-HOST = ["common/isa", "common/parallel", "common/thread_pool"]
-HOST += [f"quantized_matmul/{name}" for name in ("cpu", "cpu_gemm", "cpu_plain", "gemv_operand", "large_rows")]
+HOST = {
+    "common": ("isa", "parallel", "thread_pool", "thread_scratch"),
+    "quantized_matmul": ("cpu", "cpu_gemm", "cpu_plain", "gemv_operand", "large_rows"),
+    "flash_attention": ("cpu", "cpu_backward", "cpu_plan", "cpu_sequences"),
+}
 # Processors, and the instruction sets that they run.
 PROCESSORS = {"max": ["baseline", "dotprod", "i8mm"], "cortex-a76": ["baseline", "dotprod"], "cortex-a57": ["baseline"]}
 
@@ -29,10 +32,14 @@ def build(folder: Path) -> Path:
     compilations = {}
     for isa, machine in ISAS.items():
         flags = [*KERNEL_FLAGS, f"-march={machine}", f"-DMLX_ANVIL_ISA_NAMESPACE=isa_{isa}"]
-        for source in sorted(ROOT.glob("csrc/quantized_matmul/simd/*.cpp")):
-            compilations[folder / f"{isa}_{source.stem}.o"] = [*flags, str(source)]
-    for source in [*(ROOT / "csrc" / f"{name}.cpp" for name in HOST), Path(__file__).parent / "arm" / "driver.cpp"]:
-        compilations[folder / f"{source.stem}.o"] = ["-O1", str(source)]
+        for op in ("quantized_matmul", "flash_attention"):
+            for source in sorted(ROOT.glob(f"csrc/{op}/simd/*.cpp")):
+                compilations[folder / f"{isa}_{op}_{source.stem}.o"] = [*flags, str(source)]
+    for part, names in HOST.items():
+        for name in names:
+            compilations[folder / f"{part}_{name}.o"] = ["-O1", str(ROOT / "csrc" / part / f"{name}.cpp")]
+    for source in (Path(__file__).parent / "arm").glob("*.cpp"):
+        compilations[folder / f"check_{source.stem}.o"] = ["-O1", str(source)]
 
     def compile_one(item: tuple[Path, list[str]]) -> None:
         subprocess.run([COMPILER, *FLAGS, *item[1], "-c", "-o", str(item[0])], check=True)
