@@ -24,11 +24,14 @@ endif()
 # Sets `isa` to the name of this machine's best, by the code that chooses at run time.
 function(mlx_anvil_native_isa isa)
   set(root ${CMAKE_CURRENT_SOURCE_DIR})
+  set(has_all ${all})
+  list(TRANSFORM has_all TOUPPER)
+  list(TRANSFORM has_all REPLACE "(.+)" "-DMLX_ANVIL_HAS_\\1=1")
   try_run(ran compiled
     SOURCES ${root}/cmake/native_isa.cpp ${root}/csrc/common/isa.cpp
     NO_CACHE
     CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${root}/csrc
-    COMPILE_DEFINITIONS -DMLX_ANVIL_HAS_BASELINE=1 -DMLX_ANVIL_HAS_AVX2=1 -DMLX_ANVIL_HAS_AVX512=1 -DMLX_ANVIL_HAS_AVX512_BF16=1
+    COMPILE_DEFINITIONS ${has_all}
     CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON
     COMPILE_OUTPUT_VARIABLE errors RUN_OUTPUT_STDOUT_VARIABLE name)
   if(NOT compiled OR NOT ran EQUAL 0)
@@ -65,8 +68,12 @@ function(mlx_anvil_add_cpu_kernels target)
   set(all baseline)
   if(processor MATCHES "x86_64|AMD64")
     list(APPEND all avx2 avx512 avx512_bf16)
+  elseif(APPLE)  # whose baseline has sdot
+    list(APPEND all i8mm)
+  else()
+    list(APPEND all dotprod i8mm)
   endif()
-  if(MLX_ANVIL_ISAS STREQUAL "all" OR all STREQUAL "baseline" OR CMAKE_CROSSCOMPILING)
+  if(MLX_ANVIL_ISAS STREQUAL "all" OR CMAKE_CROSSCOMPILING)
     set(isas ${all})
   elseif(MLX_ANVIL_ISAS STREQUAL "native")
     mlx_anvil_native_isa(native)
@@ -99,5 +106,12 @@ function(mlx_anvil_add_cpu_kernels target)
     set(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
     mlx_anvil_add_isa(${target} avx512 SOURCES ${ARGN} FLAGS ${avx512})
     mlx_anvil_add_isa(${target} avx512_bf16 SOURCES ${ARGN} FLAGS ${avx512} -mavx512bf16 -mavx512vnni -mavx512vbmi)
+  else()
+    # GCC's sdot needs the version that introduced it. Zig takes no -march.
+    set(arm $<IF:$<CXX_COMPILER_ID:GNU>,-march=armv8.2-a,-mcpu=generic>)
+    if(NOT APPLE)
+      mlx_anvil_add_isa(${target} dotprod SOURCES ${ARGN} FLAGS ${arm}+dotprod)
+    endif()
+    mlx_anvil_add_isa(${target} i8mm SOURCES ${ARGN} FLAGS ${arm}+dotprod+i8mm+bf16)
   endif()
 endfunction()

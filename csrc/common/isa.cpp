@@ -7,6 +7,10 @@
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <cpuid.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#else
+#include <sys/auxv.h>
 #endif
 
 namespace mlx_anvil {
@@ -39,11 +43,36 @@ bool machine_has(Isa isa) {
   }
   return false;
 }
-#else
-constexpr bool kBuilt[] = {true};
+#elif defined(__APPLE__)
+constexpr bool kBuilt[] = {MLX_ANVIL_HAS_BASELINE, MLX_ANVIL_HAS_I8MM};
 
-bool machine_has(Isa) {
-  return true;
+bool has_feature(const char* name) {
+  int has = 0;
+  size_t size = sizeof(has);
+  return sysctlbyname(name, &has, &size, nullptr, 0) == 0 && has != 0;
+}
+
+bool machine_has(Isa isa) {
+  return isa == Isa::kBaseline ||
+         (has_feature("hw.optional.arm.FEAT_I8MM") && has_feature("hw.optional.arm.FEAT_BF16"));
+}
+#else
+constexpr bool kBuilt[] = {MLX_ANVIL_HAS_BASELINE, MLX_ANVIL_HAS_DOTPROD, MLX_ANVIL_HAS_I8MM};
+
+// Linux's <asm/hwcap.h>. Old ones lack the names.
+constexpr unsigned long kHasDotprod = 1ul << 20;                     // HWCAP_ASIMDDP
+constexpr unsigned long kHasI8mm = 1ul << 13, kHasBf16 = 1ul << 14;  // HWCAP2_I8MM, HWCAP2_BF16
+
+bool machine_has(Isa isa) {
+  switch (isa) {
+    case Isa::kBaseline:
+      return true;
+    case Isa::kDotprod:
+      return (getauxval(AT_HWCAP) & kHasDotprod) != 0;
+    case Isa::kI8mm:
+      return machine_has(Isa::kDotprod) && (~getauxval(AT_HWCAP2) & (kHasI8mm | kHasBf16)) == 0;
+  }
+  return false;
 }
 #endif
 
@@ -79,7 +108,13 @@ bool isa_left_out(Isa isa) {
 }
 
 const char* isa_name(Isa isa) {
+#if defined(__x86_64__) || defined(_M_X64)
   static constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
+#elif defined(__APPLE__)
+  static constexpr const char* kNames[] = {"baseline", "i8mm"};
+#else
+  static constexpr const char* kNames[] = {"baseline", "dotprod", "i8mm"};
+#endif
   return kNames[static_cast<int>(isa)];
 }
 

@@ -12,9 +12,14 @@ namespace mlx_anvil {
 #if defined(__x86_64__) || defined(_M_X64)
 enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
 inline constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
+#elif defined(__APPLE__)
+// The baseline is an M1, which has NEON and sdot.
+enum class Isa { kBaseline, kI8mm };
+inline constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kI8mm};
 #else
-enum class Isa { kBaseline };  // arm64: NEON
-inline constexpr Isa kAllIsas[] = {Isa::kBaseline};
+// 64-bit Arm: NEON; sdot; smmla and bfdot.
+enum class Isa { kBaseline, kDotprod, kI8mm };
+inline constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kDotprod, Isa::kI8mm};
 #endif
 
 // Returns true if this machine has the instructions and this build has the kernels.
@@ -31,7 +36,7 @@ Isa current_isa();
 // Makes current_isa() return `isa`. Returns false if the machine does not support it.
 bool set_current_isa(Isa isa);
 
-// "baseline", "avx2", "avx512", "avx512_bf16"
+// "baseline"; "avx2", "avx512", "avx512_bf16"; "dotprod", "i8mm"
 const char* isa_name(Isa isa);
 
 // Declares `const Table <name>_table` in each build's namespace, and `const Table& <name>()`, which
@@ -60,11 +65,25 @@ const char* isa_name(Isa isa);
                                    MLX_ANVIL_TABLE(MLX_ANVIL_HAS_AVX512_BF16, avx512_bf16, name)}; \
     return *tables[static_cast<int>(current_isa())];                                               \
   }
+#elif defined(__APPLE__)
+#define MLX_ANVIL_DECLARE_KERNELS(Table, name)                                              \
+  MLX_ANVIL_DECLARE_TABLE(baseline, Table, name)                                            \
+  MLX_ANVIL_DECLARE_TABLE(i8mm, Table, name)                                                \
+  inline const Table& name() {                                                              \
+    const Table* const tables[] = {MLX_ANVIL_TABLE(MLX_ANVIL_HAS_BASELINE, baseline, name), \
+                                   MLX_ANVIL_TABLE(MLX_ANVIL_HAS_I8MM, i8mm, name)};        \
+    return *tables[static_cast<int>(current_isa())];                                        \
+  }
 #else
-#define MLX_ANVIL_DECLARE_KERNELS(Table, name)   \
-  MLX_ANVIL_DECLARE_TABLE(baseline, Table, name) \
-  inline const Table& name() {                   \
-    return isa_baseline::name##_table;           \
+#define MLX_ANVIL_DECLARE_KERNELS(Table, name)                                              \
+  MLX_ANVIL_DECLARE_TABLE(baseline, Table, name)                                            \
+  MLX_ANVIL_DECLARE_TABLE(dotprod, Table, name)                                             \
+  MLX_ANVIL_DECLARE_TABLE(i8mm, Table, name)                                                \
+  inline const Table& name() {                                                              \
+    const Table* const tables[] = {MLX_ANVIL_TABLE(MLX_ANVIL_HAS_BASELINE, baseline, name), \
+                                   MLX_ANVIL_TABLE(MLX_ANVIL_HAS_DOTPROD, dotprod, name),   \
+                                   MLX_ANVIL_TABLE(MLX_ANVIL_HAS_I8MM, i8mm, name)};        \
+    return *tables[static_cast<int>(current_isa())];                                        \
   }
 #endif
 

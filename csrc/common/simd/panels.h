@@ -32,7 +32,7 @@ enum class Words { kFloat32, kBf16Pairs };
 // The word type that suits operands of type T best.
 template <class T>
 inline constexpr Words kWordsOf = Words::kFloat32;
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 template <>
 inline constexpr Words kWordsOf<bf16> = Words::kBf16Pairs;
 #endif
@@ -299,6 +299,11 @@ inline f32v multiply_add(f32v x, f32v y, f32v sum) {
   if constexpr (kWords == Words::kBf16Pairs) {
     return bits_as<f32v>(
         _mm512_dpbf16_ps(bits_as<__m512>(sum), bits_as<__m512bh>(x), bits_as<__m512bh>(y)));
+  }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  if constexpr (kWords == Words::kBf16Pairs) {
+    return bits_as<f32v>(
+        vbfdotq_f32(bits_as<float32x4_t>(sum), bits_as<bfloat16x8_t>(x), bits_as<bfloat16x8_t>(y)));
   }
 #endif
   return x * y + sum;

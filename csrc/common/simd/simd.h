@@ -207,6 +207,8 @@ inline void store_lanes(bf16* to, f32v x) {
 #if defined(__AVX512BF16__)
   // Rounds as bf16_pairs() does.
   const u16v bits = bits_as<u16v>(_mm512_cvtneps_pbh(bits_as<__m512>(x)));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  const u16v bits = bits_as<u16v>(vcvt_bf16_f32(bits_as<float32x4_t>(x)));
 #else
   const u16v bits = truncate(round_to_bf16(x) >> 16);
 #endif
@@ -343,6 +345,11 @@ inline u32v bf16_pairs(f32v low, f32v high) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
                                          8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return bits_as<u32v>(_mm512_permutexvar_epi16(order, halves));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  const bfloat16x4_t lower = vcvt_bf16_f32(bits_as<float32x4_t>(low));
+  const uint16x4_t upper = bits_as<uint16x4_t>(vcvt_bf16_f32(bits_as<float32x4_t>(high)));
+  const uint16x4_t halves = bits_as<uint16x4_t>(lower);
+  return bits_as<u32v>(vcombine_u16(vzip1_u16(halves, upper), vzip2_u16(halves, upper)));
 #else
   return (round_to_bf16(low) >> 16) | (round_to_bf16(high) & 0xffff0000u);
 #endif

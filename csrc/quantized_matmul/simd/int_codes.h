@@ -1,39 +1,9 @@
 // Shared parts of the integer products. For kernel files only, and only on machines with VNNI.
 #pragma once
 
-#include "quantized_matmul/simd/unpack.h"
+#include "quantized_matmul/simd/int_parts.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
-
-inline i32v rounded(f32v x) {
-  return bits_as<i32v>(_mm512_cvtps_epi32(bits_as<__m512>(x)));
-}
-
-// Tracks the largest magnitudes per lane by their bits, so that infinity and NaN exceed every
-// finite value.
-class Largest {
- public:
-  void add(f32v x) {
-    const u32v size = bits_as<u32v>(absolute(x));
-    bits_ = size > bits_ ? size : bits_;
-  }
-  f32v value() const { return bits_as<f32v>(bits_); }
-  bool finite() const { return _mm512_reduce_max_epu32(bits_as<__m512i>(bits_)) < 0x7f800000u; }
-
- private:
-  u32v bits_{};
-};
-
-// Returns the e of the smallest 2^e above x.
-inline f32v exponent_above(f32v x) {
-  const f32v exponent = bits_as<f32v>(_mm512_getexp_ps(bits_as<__m512>(x))) + 1.0f;
-  return at_least(exponent, -200.0f);  // 0 has no exponent
-}
-
-// Returns x * 2^e, even if 2^e is not a float32.
-inline f32v times_power(f32v x, f32v e) {
-  return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(x), bits_as<__m512>(e)));
-}
 
 // Adds four codes times four signed bytes of x to each lane of `sum`. The asm keeps the broadcast
 // inside the instruction. Compilers split it into two, and spill the words of x that they load

@@ -1,11 +1,11 @@
-// The second operand of int_plain_gemv.cpp: rows of x times scales, as integers. For kernel files
-// only, and only on machines with VNNI.
+// The second operand of int_plain_gemv.cpp and arm_plain.cpp: rows of x times scales, as integers.
+// For kernel files only, and only on machines that multiply bytes.
 #pragma once
 
 #include <numeric>
 #include <type_traits>
 
-#include "quantized_matmul/simd/int_codes.h"
+#include "quantized_matmul/simd/int_parts.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
@@ -44,17 +44,21 @@ class BandFactors {
       const QuantizedPlainGemvArgs& args, int64_t n, int64_t rows, int64_t group, int32_t offset) {
     f32v scales[kBandRows];
     read_band(args, args.matrix.weights.scales, n, rows, group, scales);
-    Largest scale, x_of_lane;
+    Largest scale, x_of_lane[kVectorsOfX];
     for (const f32v& of_groups : scales) {
       scale.add(of_groups);
     }
-    alignas(64) float x[kBandRows * kRows];  // lane l of a vector has row l % kRows
+    alignas(64) float x[kBandRows * kRows];  // row m of x has elements m, m + kRows and so on
     std::memcpy(x, args.x + n * kRows, rows * kRows * sizeof(float));
     std::memset(x + rows * kRows, 0, (kBandRows - rows) * kRows * sizeof(float));
     for (int i = 0; i < kBandRows * kRows; i += kLanes) {
-      x_of_lane.add(load_lanes(x + i));
+      x_of_lane[i / kLanes % kVectorsOfX].add(load_lanes(x + i));
     }
-    if (!scale.finite() || !x_of_lane.finite()) {
+    bool finite = scale.finite();
+    for (const Largest& of_vector : x_of_lane) {
+      finite &= of_vector.finite();
+    }
+    if (!finite) {
       return false;
     }
     f32v shifts[kRows] = {};
@@ -70,21 +74,25 @@ class BandFactors {
     }
 
     float largest[kRows] = {};
-    for (int lane = 0; lane < kLanes; ++lane) {
-      float& most = largest[lane % kRows];
-      most = x_of_lane.value()[lane] > most ? x_of_lane.value()[lane] : most;
+    for (int i = 0; i < kVectorsOfX * kLanes; ++i) {
+      float& most = largest[i % kRows];
+      const float of_lane = x_of_lane[i / kLanes].value()[i % kLanes];
+      most = of_lane > most ? of_lane : most;
     }
-    f32v x_exponent;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      x_exponent[lane] = largest[lane % kRows];
+    f32v x_exponent[kVectorsOfX];
+    for (int v = 0; v < kVectorsOfX; ++v) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        x_exponent[v][lane] = largest[(v * kLanes + lane) % kRows];
+      }
+      x_exponent[v] = exponent_above(x_exponent[v]);
     }
-    x_exponent = exponent_above(x_exponent);
     for (int i = 0; i < kBandRows * kRows; i += kLanes) {
-      store_lanes(x + i, times_power(load_lanes(x + i), -x_exponent) * kScale);
+      const f32v exponent = x_exponent[i / kLanes % kVectorsOfX];
+      store_lanes(x + i, times_power(load_lanes(x + i), -exponent) * kScale);
     }
     const f32v scale_exponent = exponent_above(scale.value());
     for (int m = 0; m < kRows; ++m) {
-      store_lanes(exponents_[m], scale_exponent + x_exponent[m]);
+      store_lanes(exponents_[m], scale_exponent + x_exponent[m / kLanes][m % kLanes]);
       store_lanes(shifts_[m], shifts[m]);
     }
     quantize(x, scales, -scale_exponent);
@@ -111,6 +119,9 @@ class BandFactors {
   static constexpr float kScale = kPieces == 2 ? 127 << 8 : 127 << 16;
 
  private:
+  // Vectors with an element of every row of x.
+  static constexpr int kVectorsOfX = kRows > kLanes ? kRows / kLanes : 1;
+
   // Sums over all rows. Four independent sums hide the latency of the additions.
   static f32v sum_of_products(const f32v (&numbers)[kBandRows], const float* x) {
     f32v sums[4] = {};

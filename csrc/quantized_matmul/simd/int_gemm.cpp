@@ -114,7 +114,7 @@ int64_t quantized_int_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_
   return IntGemmScratch(matrix).bytes(x_rows);
 }
 
-#else
+#elif !defined(__ARM_FEATURE_DOTPROD)  // arm_gemm.cpp has them
 
 int64_t quantized_int_gemm_columns(const QuantizedMatrixView&) {
   return 0;

@@ -267,7 +267,7 @@ int64_t quantized_int_gemv_scratch(const QuantizedMatrixView& matrix) {
   return kIntGemvStrip * RowScales::scratch(matrix);
 }
 
-#else
+#elif !defined(__ARM_FEATURE_DOTPROD)  // arm_gemv.cpp has them
 
 int64_t quantized_int_row_bytes(const QuantizedMatrixView&) {
   return 0;

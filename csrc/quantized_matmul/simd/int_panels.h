@@ -195,7 +195,7 @@ class RowPacker {
       largest_of_lane.add(numbers[run]);
     }
     const bool finite = largest_of_lane.finite();
-    f32v largest = splat(lane_max(largest_of_lane.value()));
+    f32v largest = splat(largest_of_lane.of_all());
     if (!finite) {
       largest = f32v{};
       std::memset(numbers, 0, sizeof(numbers));
@@ -217,8 +217,6 @@ class RowPacker {
  private:
   using Codes = Bytes<Format>;
   static constexpr int kMostRuns = 128 / kRun;
-
-  static float lane_max(f32v x) { return _mm512_reduce_max_ps(bits_as<__m512>(x)); }
 
   // The column order of CodePanel's words.
   const RunPacker<kPieces> packer_{[](int word, int b) {

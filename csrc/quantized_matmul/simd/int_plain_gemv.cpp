@@ -302,7 +302,7 @@ bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs& args) {
   return finite;
 }
 
-#else
+#elif !defined(__ARM_FEATURE_DOTPROD)  // arm_plain.cpp has them
 
 int64_t quantized_int_plain_columns(const QuantizedMatrixView&, int64_t) {
   return 0;

@@ -33,24 +33,6 @@ inline void with_tile_rows(int64_t left, Action action) {
   });
 }
 
-// Reads scales or biases of up to kLanes rows from `row` on: one vector of rows per group, from
-// `group` on. Missing rows and groups are zero.
-inline void read_scales(const QuantizedMatrixView& matrix,
-                        const void* numbers,
-                        int64_t row,
-                        int64_t rows,
-                        int64_t group,
-                        f32v (&to)[kLanes]) {
-  const int64_t groups = matrix.columns / matrix.format.group;
-  with_scales(matrix, numbers, [&](const auto* from, auto widen) {
-    for (int i = 0; i < kLanes; ++i) {
-      to[i] =
-          i < rows ? widen_some(from + (row + i) * groups + group, groups - group, widen) : f32v{};
-    }
-  });
-  transpose(to);
-}
-
 // ---- x ------------------------------------------------------------------------------------------
 
 // Splits integers into kPieces bytes.

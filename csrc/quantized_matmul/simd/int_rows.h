@@ -6,35 +6,6 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Bytes per element of x that the dtype needs.
-constexpr int pieces_of(KernelDtype dtype) {
-  return dtype == KernelDtype::kFloat32 ? 3 : 2;
-}
-
-template <class Action>
-inline void with_pieces(KernelDtype dtype, Action action) {
-  pieces_of(dtype) == 3 ? action(std::integral_constant<int, 3>())
-                        : action(std::integral_constant<int, 2>());
-}
-
-// Bytes per element of x in x W^T, where the format may allow fewer.
-inline int pieces_of(const QuantizedMatrixView& matrix) {
-  const int needed = pieces_of(matrix.dtype), allowed = matrix.format.activation_bits / 8;
-  return allowed > 0 && allowed < needed ? allowed : needed;
-}
-
-template <class Action>
-inline void with_pieces(const QuantizedMatrixView& matrix, Action action) {
-  const int pieces = pieces_of(matrix);
-  pieces == 1   ? action(std::integral_constant<int, 1>())
-  : pieces == 2 ? action(std::integral_constant<int, 2>())
-                : action(std::integral_constant<int, 3>());
-}
-
-constexpr int64_t padded(int64_t count) {
-  return (count + kLanes - 1) / kLanes * kLanes;
-}
-
 // Sums the lanes of kCount vectors into the lowest lanes of the result. The order of additions does
 // not depend on kCount.
 template <int kCount, int kBit = kLanes / 2>
@@ -124,30 +95,6 @@ struct IntRowLayout {
   int64_t sums_at() const { return offsets_at() + blocks * kLanes * 4; }
   // A whole number of cache lines, so that the vectors of all rows are aligned.
   int64_t bytes() const { return sums_at() + padded(groups) * 4; }
-};
-
-// Factors that scale `largest` to kPieces bytes, and their inverses. Of several bytes they are
-// powers of two, so that what fits is exact. Of one byte the largest becomes 127: a power of two
-// would waste up to half of its range.
-template <int kPieces>
-struct IntSteps {
-  f32v factor, step;
-
-  explicit IntSteps(f32v largest) {
-    constexpr int32_t kLeast = -90;  // keeps both normal numbers
-    if constexpr (kPieces == 1) {
-      const f32v most = at_least(largest, bits_as<float>((127 + kLeast) << 23));
-      factor = 127.0f / most;
-      step = most * (1.0f / 127.0f);
-    } else {
-      // Rounds up slightly: if the highest byte is 127, a carry from the lower ones would overflow
-      // it.
-      i32v exponent = ((bits_as<i32v>(largest) + (1 << 17)) >> 23) - 127;
-      exponent = 8 * kPieces - 2 - (exponent < kLeast ? i32v{} + kLeast : exponent);
-      factor = bits_as<f32v>((127 + exponent) << 23);
-      step = bits_as<f32v>((127 - exponent) << 23);
-    }
-  }
 };
 
 template <class Format, int kPieces>
