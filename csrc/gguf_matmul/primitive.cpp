@@ -8,7 +8,6 @@
 
 #include "common/allocate.h"
 #include "common/checks.h"
-#include "common/evaluate.h"
 #include "common/errors.h"
 #include "common/evaluate.h"
 #include "common/run_on_cpu.h"
