@@ -35,13 +35,6 @@ constexpr int64_t padded(int64_t count) {
   return (count + kLanes - 1) / kLanes * kLanes;
 }
 
-template <class Action>
-inline void with_elements(KernelDtype dtype, Action action) {
-  dtype == KernelDtype::kFloat32   ? action(float())
-  : dtype == KernelDtype::kFloat16 ? action(f16())
-                                   : action(bf16());
-}
-
 // ---- x as integers ------------------------------------------------------------------------------
 
 inline i32v rounded(f32v x) {
