@@ -1,6 +1,7 @@
 // Gradients in scales and biases. Threads share panels of rows of w, whose sums do not depend on
 // each other.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -48,8 +49,8 @@ class BalancedRows {
         x_ = own_x_.get();
         y_ = own_y_.get();
       }
-      int exponent = 0;
-      std::frexp(largest, &exponent);
+      // largest < 2^exponent
+      const int exponent = static_cast<int>(std::bit_cast<uint32_t>(largest) >> 23) - 126;
       const int power = std::min(64, 127 - exponent);
       kernels.scale(dtype, at(own_x_.get(), m * x_bytes), columns, std::ldexp(1.0f, -power));
       kernels.scale(dtype, at(own_y_.get(), m * y_bytes), outputs, std::ldexp(1.0f, power));

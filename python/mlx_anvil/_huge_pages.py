@@ -28,7 +28,8 @@ def use_huge_pages(weights: nn.Module | mx.array | list[Any] | tuple[Any, ...] |
         TypeError: there is something other than arrays in ``weights``.
     """
     tree = weights.parameters() if isinstance(weights, nn.Module) else weights  # type: ignore[no-untyped-call]
-    arrays = [leaf for _, leaf in tree_flatten(tree)] if not isinstance(tree, mx.array) else [tree]
+    pairs: Any = tree_flatten({"": tree})
+    arrays = [leaf for _, leaf in pairs]
     for leaf in arrays:
         if not isinstance(leaf, mx.array):
             raise TypeError(

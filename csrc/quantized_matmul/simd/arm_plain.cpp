@@ -157,7 +157,7 @@ bool multiply_rows(const QuantizedPlainGemvArgs& args) {
 
 }  // namespace
 
-int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix) {
+int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix, int64_t) {
   int64_t columns = 0;
   if (matrix.format.kind != QuantizedKind::kMxfp8) {
     with_arm_format(matrix.format, [&](auto format) { columns = decltype(format)::kColumns; });

@@ -119,7 +119,7 @@ def generation(model: Any, tokens: mx.array, count: int, context: int = 64) -> C
 
     def next_token(token: mx.array) -> mx.array:
         chosen = mx.argmax(model(token, cache)[:, -1:], axis=-1)
-        mx.async_eval(chosen)
+        mx.async_eval(chosen)  # type: ignore[no-untyped-call]
         for part in cache:
             part.trim(1)
         return chosen
