@@ -122,6 +122,20 @@ def language_model(results: Results) -> str:
     return _markdown((*heads, "llama.cpp, tokens/s", "vs llama.cpp", "of read"), rows)
 
 
+def gguf_models(results: Results) -> str:
+    """A line for each type: decode and prefill, and their ratios to llama.cpp."""
+    rows = []
+    for kind in dict.fromkeys(row["type"] for row in results["rows"]):
+        for bits in (None, 8):
+            cells = [kind, str(bits or "")]
+            for op in ("decode", "prefill"):
+                of = next(r for r in results["rows"] if (r["op"], r["type"], r["activation_bits"]) == (op, kind, bits))
+                cells += [f"{of['tokens_per_second']:.1f}", f"{of['speedup']['llama.cpp']:.2f}x"]
+            rows.append(cells)
+    heads = ("type", "bits", "decode, tokens/s", "vs llama.cpp", "prefill, tokens/s", "vs llama.cpp")
+    return _markdown(heads, rows)
+
+
 def language_model_parts(results: Results) -> str:
     """Milliseconds of each part, and its share of the step."""
     lines = results["rows"]
@@ -296,6 +310,7 @@ TABLES = {
     "busy": ("busy_cpu", busy),
     "language model": ("lm_cpu", language_model),
     "language model, Xeon": ("lm_xeon", language_model),
+    "GGUF models, Xeon": ("gguf_matmul_xeon", gguf_models),
     "language model, parts": ("lm_parts_cpu", language_model_parts),
     "cuda": ("cuda_h200", cuda),
     "cuda, briefly": ("cuda_h200", cuda_briefly),
