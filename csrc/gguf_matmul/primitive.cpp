@@ -9,6 +9,7 @@
 #include "common/allocate.h"
 #include "common/checks.h"
 #include "common/errors.h"
+#include "common/evaluate.h"
 #include "common/run_on_cpu.h"
 #include "common/vmap_axis.h"
 #include "gguf_matmul/checks.h"
