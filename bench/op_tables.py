@@ -89,6 +89,20 @@ def quantized_matmul(results: Results) -> str:
     return markdown(("4 bits, groups of 64", *DTYPES), rows)
 
 
+def quantized_gradients(results: Results) -> str:
+    """Speed relative to MLX for each number of rows, from the slowest dtype to the fastest."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for row in results["rows"]:
+        of_rows = found.setdefault((row["op"], row["format"]), {})
+        of_rows.setdefault(row["shape"][0], []).append(row["speedup"]["MLX"])
+    counts = sorted({row["shape"][0] for row in results["rows"]})
+    lines = (
+        [f"{what}; {format}", *(f"{_ratio(min(v[n]))}x to {_ratio(max(v[n]))}x" for n in counts)]
+        for (what, format), v in sorted(found.items())
+    )
+    return markdown(("gradient in", *(f"{count} row{'s' if count > 1 else ''}" for count in counts)), lines)
+
+
 def quantized_embedding(results: Results) -> str:
     """Speed relative to MLX: one call, and in a graph of many."""
     formats: dict[str, None] = {}
@@ -163,6 +177,7 @@ OP_TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "rope, Zen 4": ("rope_cpu", rope),
     "quantized_matmul": ("quantized_matmul_cpu", quantized_matmul),
     "quantized_matmul, Xeon": ("quantized_matmul_xeon", quantized_matmul),
+    "quantized gradients": ("quantized_gradients_cpu", quantized_gradients),
     "quantized_embedding": ("quantized_embedding_xeon", quantized_embedding),
     "quantized_head": ("quantized_head_cpu", quantized_head),
     "quantized_head, Xeon": ("quantized_head_xeon", quantized_head),

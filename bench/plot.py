@@ -26,7 +26,8 @@ BANDWIDTH_COLORS = {
     "copy": "#b8b8b8", "ours": "#0b6e4f", "PyTorch": "#e07a1f", "MLX compiled": "#5b8fd6", "MLX": "#2f4b8f",
 }  # fmt: skip
 ATTENTION_COLORS = {"MLX": "#2f4b8f", "PyTorch": "#e07a1f", "ours": "#0b6e4f"}
-MODEL_COLORS = {"MLX": "#2f4b8f", "MLX, patched": "#0b6e4f", "llama.cpp": "#8d99ae"}
+PATCHED, IN_8_BITS = "MLX, patched", "MLX, patched, 8-bit activations"
+MODEL_COLORS = {"MLX": "#2f4b8f", PATCHED: "#0b6e4f", IN_8_BITS: "#57b894", "llama.cpp": "#8d99ae"}
 
 
 def title(what: str, machine: Results) -> str:
@@ -104,12 +105,16 @@ def draw_language_model(results: Results, path: Path) -> None:
     """A panel for decoding, one for prefill."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.9), layout="constrained")
     for axis, what in zip(axes, ("decode", "prefill"), strict=True):
-        rows = [row for row in results["rows"] if row["op"] == what]
+        of_bits = {
+            bits: [row for row in results["rows"] if (row["op"], row["activation_bits"]) == (what, bits)]
+            for bits in (None, 8)
+        }
         for index, name in enumerate(MODEL_COLORS):
-            rates = [token_rates(row)[name] for row in rows]
-            places = [group + (index - 1) * 0.28 for group in range(len(rows))]
-            axis.bar(places, rates, 0.26, color=MODEL_COLORS[name], label=name)
-            key = "ours" if name == "MLX, patched" else name
+            rows = of_bits[8 if name == IN_8_BITS else None]
+            rates = [token_rates(row)[PATCHED if name == IN_8_BITS else name] for row in rows]
+            places = [group + (index - 1.5) * 0.22 for group in range(len(rows))]
+            axis.bar(places, rates, 0.2, color=MODEL_COLORS[name], label=name)
+            key = "ours" if name in (PATCHED, IN_8_BITS) else name
             label_bars(axis, places, rates, [row["seconds"].get(key) for row in rows])
         axis.set_yscale("log")
         plain_ticks(axis.yaxis)

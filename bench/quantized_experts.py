@@ -77,7 +77,8 @@ def contestants(layer: SwitchGLU, arrays: list[mx.array], gradient: bool) -> dic
 @contextmanager
 def llama_of_experts() -> Any:
     """llama.cpp with a model of such experts."""
-    from gguf_llama import LlamaCpp, MoeShape, write_experts
+    from gguf_files import MoeShape, write_experts
+    from gguf_llama import LlamaCpp
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "experts.gguf"

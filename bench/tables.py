@@ -95,15 +95,16 @@ def gated(results: Results) -> str:
 def token_rates(row: Results) -> dict[str, float]:
     """Tokens a second of every contestant."""
     seconds = row["seconds"]
-    mlx = seconds["MLX"].get("once", seconds["MLX"].get("calculated"))
-    rates = {"MLX": row["tokens"] / mlx, "MLX, patched": row["tokens_per_second"]}
+    rates = {"MLX, patched": row["tokens_per_second"]}
+    if "MLX" in seconds:
+        rates["MLX"] = row["tokens"] / seconds["MLX"].get("once", seconds["MLX"].get("calculated"))
     if "llama.cpp" in seconds:
         rates["llama.cpp"] = row["tokens"] / seconds["llama.cpp"]["median"]
     return rates
 
 
 def _in_order(rows: list[Results]) -> list[Results]:
-    return sorted(rows, key=lambda row: (row["op"], row["dtype"]))
+    return sorted(rows, key=lambda row: (row["op"], row["dtype"], -(row["activation_bits"] or 32)))
 
 
 def language_model(results: Results) -> str:
@@ -111,16 +112,14 @@ def language_model(results: Results) -> str:
     rows = []
     for row in _in_order(results["rows"]):
         rates, speedup, ours = token_rates(row), row["speedup"], row["seconds"]["ours"]
-        cells = [row["op"], row["dtype"], f"{rates['MLX, patched']:.1f}"]
-        cells += [
-            f"{(ours['high'] - ours['low']) / ours['median']:.0%}",
-            f"{rates['MLX']:.2g}",
-            f"{speedup['MLX']:.0f}x",
-        ]
+        cells = [row["op"], row["dtype"], str(row["activation_bits"] or ""), f"{rates['MLX, patched']:.1f}"]
+        cells.append(f"{(ours['high'] - ours['low']) / ours['median']:.0%}")
+        cells += [f"{rates['MLX']:.2g}", f"{speedup['MLX']:.0f}x"] if "MLX" in rates else ["", ""]
         cells += [f"{rates['llama.cpp']:.1f}", f"{speedup['llama.cpp']:.2f}x"] if "llama.cpp" in rates else ["", ""]
+        cells.append(f"{row['share_of_read']:.2f}" if "share_of_read" in row else "")
         rows.append(cells)
-    heads = ("", "dtype", "patched, tokens/s", "spread", "MLX, tokens/s", "vs MLX")
-    return _markdown((*heads, "llama.cpp, tokens/s", "vs llama.cpp"), rows)
+    heads = ("", "dtype", "bits", "patched, tokens/s", "spread", "MLX, tokens/s", "vs MLX")
+    return _markdown((*heads, "llama.cpp, tokens/s", "vs llama.cpp", "of read"), rows)
 
 
 def language_model_parts(results: Results) -> str:

@@ -9,6 +9,7 @@ namespace mlx_anvil {
 void gather_quantized_matmul_cpu(const GatherQuantizedArgs& args);
 void gather_quantized_swiglu_cpu(const GatherSwigluArgs& args);
 void gather_matmul_cpu(const GatherDenseArgs& args);
+void gather_scale_gradient_cpu(const GatherScaleGradientArgs& args);
 void gather_outer_cpu(const GatherOuterArgs& args);
 void sum_pairs_cpu(const SumPairsArgs& args);
 

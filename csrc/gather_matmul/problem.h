@@ -58,6 +58,20 @@ struct GatherQuantizedArgs {
   void* out;
 };
 
+// The gradients of such a product in scales and biases (affine), of each expert's pairs.
+struct GatherScaleGradientArgs {
+  KernelDtype dtype;  // of all arrays but w
+  QuantizedFormat format;
+  QuantizedProduct product;
+  GatherSizes sizes;
+  GatherIds ids;
+  const uint32_t* w;  // [experts, N, ...]
+  const void* x;
+  const void* dy;  // like out
+  void* d_scales;  // [experts, N, K / group]; null if not wanted
+  void* d_biases;
+};
+
 // activation(x Wg^T + gate_bias) * (x Wu^T + up_bias). A bias, [experts, N] of `dtype`, may be
 // null.
 struct GatherSwigluArgs {

@@ -8,6 +8,7 @@
 #include "gather_matmul/cpu.h"
 #include "gather_matmul/gpu.h"
 #include "gather_matmul/pairs.h"
+#include "gather_matmul/scale_gradient.h"
 #include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
@@ -112,8 +113,7 @@ class GatherQuantizedMatmul : public QuantizedPrimitive {
                   const Arrays&) override {
     const mx::Stream s = stream();
     const PairIds pairs = ids(primals);
-    std::optional<mx::array> of_weights;
-    Arrays gradients;
+    Arrays of_weights, gradients;
     for (int i : argnums) {
       if (i == 0) {
         const mx::array of_pairs =
@@ -124,12 +124,10 @@ class GatherQuantizedMatmul : public QuantizedPrimitive {
         gradients.push_back(mx::zeros_like(primals[i], s));
       } else {
         require_differentiable(i, 1);
-        if (!of_weights) {
-          note_fallback(op_, "the gradient of GatherQuantizedMatmul is a graph of MLX ops");
-          of_weights = weight_gradient(primals, cotangents[0]);
+        if (of_weights.empty()) {
+          of_weights = weight_gradients(primals, cotangents[0], argnums);
         }
-        gradients.push_back(i == 2 ? of_scales(*of_weights, primals)
-                                   : of_biases(*of_weights, primals));
+        gradients.push_back(i == 2 ? of_weights.front() : of_weights.back());
       }
     }
     return gradients;
@@ -178,33 +176,19 @@ class GatherQuantizedMatmul : public QuantizedPrimitive {
     return sizes;
   }
 
-  // The gradient in the dequantized weights, [..., N, groups, group], float32.
-  mx::array weight_gradient(const Arrays& primals, const mx::array& cotangent) {
-    const mx::Stream s = stream();
-    const PairIds pairs = ids(primals);
-    const mx::array x = mx::astype(primals[0], mx::float32, s);
-    const mx::array y = mx::astype(cotangent, mx::float32, s);
-    mx::array of_w = apply_gather_outer(y, x, pairs, static_cast<int>(matrix_count(primals[1])), s);
-    if (product_ == QuantizedProduct::kPlain) {
-      of_w = mx::swapaxes(of_w, -1, -2, s);
+  // In scales, if asked for, and biases.
+  Arrays weight_gradients(const Arrays& primals,
+                          const mx::array& cotangent,
+                          const std::vector<int>& argnums) {
+    const bool has_scales = std::find(argnums.begin(), argnums.end(), 2) != argnums.end();
+    const GatherScaleCall call = {op_, format_, product_, has_scales};
+    if (launches_kernels()) {
+      note_fallback(op_, "the gradient of GatherQuantizedMatmul is a graph of MLX ops");
+      return compose_gather_scale_gradient(call, cotangent, primals[0], primals[1], ids(primals),
+                                           stream());
     }
-    mx::Shape shape = primals[2].shape();
-    shape.push_back(format_.group);
-    return mx::reshape(of_w, shape, s);
-  }
-
-  mx::array of_biases(const mx::array& of_weights, const Arrays& primals) {
-    return mx::astype(mx::sum(of_weights, -1, false, stream()), primals[3].dtype(), stream());
-  }
-
-  mx::array of_scales(const mx::array& of_weights, const Arrays& primals) {
-    const mx::Stream s = stream();
-    const QuantizedMatrix codes = {primals[1], mx::ones(primals[2].shape(), mx::float32, s),
-                                   mx::zeros(primals[2].shape(), mx::float32, s)};
-    const mx::array values =
-        mx::reshape(compose_dequantized(format_, codes, s), of_weights.shape(), s);
-    return mx::astype(mx::sum(mx::multiply(of_weights, values, s), -1, false, s),
-                      primals[2].dtype(), s);
+    return apply_gather_scale_gradient(call, cotangent, primals[0], primals[1], ids(primals),
+                                       stream());
   }
 
   const QuantizedProduct product_;

@@ -24,6 +24,19 @@ struct QuantizedEmbeddingArgs {
   void* out;                   // [ids.count, columns]
 };
 
+// Gradients in scales and biases (affine): sums over the places of each row's id.
+struct EmbeddingScaleGradientArgs {
+  RowIds ids;
+  KernelDtype dtype;  // of dy and the gradients
+  QuantizedFormat format;
+  int64_t columns, rows;  // of the table
+  const uint32_t* w;
+  const void* dy;  // [ids.count, columns]
+  void* d_scales;  // [rows, columns / group]
+  void* d_biases;
+};
+
 void quantized_embedding_cpu(const QuantizedEmbeddingArgs& args);
+void embedding_scale_gradient_cpu(const EmbeddingScaleGradientArgs& args);
 
 }  // namespace mlx_anvil

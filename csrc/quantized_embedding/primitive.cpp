@@ -9,6 +9,7 @@
 #include "quantized_embedding/cpu.h"
 #include "quantized_embedding/gpu.h"
 #include "quantized_embedding/quantized_embedding.h"
+#include "quantized_embedding/scale_gradient.h"
 #include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
@@ -99,7 +100,16 @@ class QuantizedEmbedding : public QuantizedPrimitive {
                   const std::vector<int>& argnums,
                   const Arrays& outputs) override {
     require_floats(argnums);
-    return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
+    if (launches_kernels()) {
+      return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
+    }
+    const Arrays both =
+        apply_embedding_scale_gradient(format_, cotangents[0], primals[0], primals[1], stream());
+    Arrays gradients;
+    for (int i : argnums) {
+      gradients.push_back(both[i - 2]);
+    }
+    return gradients;
   }
 
   // The rows are linear in scales and biases, so their tangent is the same lookup with the tangents
@@ -137,10 +147,8 @@ class QuantizedEmbedding : public QuantizedPrimitive {
 
  private:
   QuantizedEmbeddingArgs args_of(const Arrays& inputs, mx::array& out) const {
-    const mx::array& ids = inputs[0];
     QuantizedEmbeddingArgs args{};
-    args.ids = {ids.data<void>(), static_cast<int64_t>(ids.size()), ids.itemsize() == 8,
-                mx::issubdtype(ids.dtype(), mx::signedinteger)};
+    args.ids = row_ids(inputs[0]);
     args.matrix = {format_, kernel_dtype_of(inputs[2]), out.shape(-1), inputs[1].shape(0),
                    pointers_of(weights_at(format_, inputs, 1))};
     args.dtype = kernel_dtype_of(out);
@@ -176,6 +184,11 @@ bool can_be_had_at_once(const QuantizedFormat& format, const Arrays& inputs, mx:
 }
 
 }  // namespace
+
+RowIds row_ids(const mx::array& ids) {
+  return {ids.data<void>(), static_cast<int64_t>(ids.size()), ids.itemsize() == 8,
+          mx::issubdtype(ids.dtype(), mx::signedinteger)};
+}
 
 mx::array apply_quantized_embedding(const QuantizedFormat& format,
                                     mx::array ids,

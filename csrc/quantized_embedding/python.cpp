@@ -53,8 +53,9 @@ of MLX ops. Forward mode is fused. ``vmap`` works over any of the arrays.
 
 Args:
     ids (array): any shape, any integer dtype.
-    w (array): uint32 ``[N, K * bits / 32]``.
-    scales (array): ``[N, K / group_size]``; floating point (affine), or uint8.
+    w (array): uint32 ``[N, K * bits / 32]``, or uint8 ``[N, bytes of a row]`` in modes of GGUF.
+    scales (array, optional): ``[N, K / group_size]``; floating point (affine), or uint8. Required
+        but in modes of GGUF, which have none.
     biases (array, optional): like ``scales``; affine only, and required there.
     group_size (int, optional): as for ``quantized_matmul``.
     bits (int, optional): likewise.

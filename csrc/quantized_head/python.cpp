@@ -28,8 +28,9 @@ with the selected rows of ``w``. ``vmap`` works over any of the arrays.
 
 Args:
     x (array): ``[..., K]``; float32, float16 or bfloat16.
-    w (array): uint32 ``[N, K * bits / 32]``.
-    scales (array): ``[N, K / group_size]``; floating point (affine), or uint8.
+    w (array): uint32 ``[N, K * bits / 32]``, or uint8 ``[N, bytes of a row]`` in modes of GGUF.
+    scales (array, optional): ``[N, K / group_size]``; floating point (affine), or uint8. Required
+        but in modes of GGUF, which have none.
     biases (array, optional): like ``scales``; affine only, and required there.
     return_values (bool): also return the largest logits. Default: ``False``.
     group_size (int, optional): as for ``quantized_matmul``.
@@ -60,8 +61,9 @@ It needs no array of logits. Rounding, ties, NaN, gradients and ``vmap`` follow
 
 Args:
     x (array): ``[..., K]``; float32, float16 or bfloat16.
-    w (array): uint32 ``[N, K * bits / 32]``.
-    scales (array): ``[N, K / group_size]``; floating point (affine), or uint8.
+    w (array): uint32 ``[N, K * bits / 32]``, or uint8 ``[N, bytes of a row]`` in modes of GGUF.
+    scales (array, optional): ``[N, K / group_size]``; floating point (affine), or uint8. Required
+        but in modes of GGUF, which have none.
     biases (array, optional): like ``scales``; affine only, and required there.
     k (int): from 1 to 256, and at most N.
     group_size (int, optional): as for ``quantized_matmul``.

@@ -39,12 +39,13 @@ mx::array unpack_codes(const mx::array& w, int bits, mx::Stream s) {
   return wide(mx::flatten(mx::bitwise_and(mx::add(low, high, s), mask, s), -2, -1, s), s);
 }
 
-mx::array affine_codes(const QuantizedFormat& format, const QuantizedMatrix& matrix, mx::Stream s) {
+mx::array affine_codes(const QuantizedFormat& format, const mx::array& w, mx::Stream s) {
   if (32 % format.bits != 0) {
-    return unpack_codes(matrix.w, format.bits, s);
+    return unpack_codes(w, format.bits, s);
   }
-  const mx::Shape& shape = matrix.scales.shape();
-  return mx::dequantize(matrix.w, mx::ones(shape, mx::float32, s), mx::zeros(shape, mx::float32, s),
+  mx::Shape shape = w.shape();
+  shape.back() = shape.back() * 32 / format.bits / format.group;
+  return mx::dequantize(w, mx::ones(shape, mx::float32, s), mx::zeros(shape, mx::float32, s),
                         format.group, format.bits, mode_name(format.kind), std::nullopt,
                         mx::float32, s);
 }
@@ -127,7 +128,7 @@ mx::array compose_dequantized(const QuantizedFormat& format,
   }
   // MLX dequantises the codes only. Scales and biases go through ops with derivatives of every
   // order.
-  const mx::array codes = affine_codes(format, matrix, s);
+  const mx::array codes = affine_codes(format, matrix.w, s);
   const auto over_group = [&](const mx::array& per_group) {
     return mx::repeat(wide(per_group, s), format.group, -1, s);
   };
@@ -143,6 +144,25 @@ mx::array compose_quantized_matmul(const QuantizedFormat& format,
   const mx::array right =
       product == QuantizedProduct::kTransposed ? mx::swapaxes(weights, -1, -2, s) : weights;
   return mx::astype(matrix_product(wide(x, s), right, s), x.dtype(), s);
+}
+
+mx::array compose_scale_gradient(const QuantizedFormat& format,
+                                 const mx::array& of_weights,
+                                 const mx::array& w,
+                                 mx::Stream s) {
+  if (w.size() == 0) {  // MLX rejects empty matrices
+    return compose_bias_gradient(format, of_weights, s);
+  }
+  return compose_bias_gradient(format, mx::multiply(of_weights, affine_codes(format, w, s), s), s);
+}
+
+mx::array compose_bias_gradient(const QuantizedFormat& format,
+                                const mx::array& of_weights,
+                                mx::Stream s) {
+  mx::Shape shape = of_weights.shape();
+  shape.back() /= format.group;
+  shape.push_back(format.group);
+  return mx::sum(mx::reshape(of_weights, shape, s), -1, false, s);
 }
 
 mx::array mlx_quantized_matmul(const QuantizedFormat& format,

@@ -37,6 +37,16 @@ mx::array compose_quantized_matmul(const QuantizedFormat& format,
                                    const QuantizedMatrix& matrix,
                                    mx::Stream s);
 
+// The gradients in scales and biases (affine), [..., N, groups], given that in the dequantised
+// weights, [..., N, K], float32. Differentiable to any order.
+mx::array compose_scale_gradient(const QuantizedFormat& format,
+                                 const mx::array& of_weights,
+                                 const mx::array& w,
+                                 mx::Stream s);
+mx::array compose_bias_gradient(const QuantizedFormat& format,
+                                const mx::array& of_weights,
+                                mx::Stream s);
+
 mx::array mlx_quantized_matmul(const QuantizedFormat& format,
                                QuantizedProduct product,
                                const mx::array& x,

@@ -36,7 +36,7 @@ struct PlainPlan {
     const int64_t vector_of_groups = int64_t{kernels.lanes} * matrix.format.group;
     part_rows = integers ? kIntPartRows : kPartRows;
     parts = ceil_div(matrix.outputs, part_rows);
-    block = integers ? kernels.int_plain_columns(matrix) : int64_t{values} * kernels.lanes;
+    block = integers ? kernels.int_plain_columns(matrix, rows) : int64_t{values} * kernels.lanes;
     skipped = integers ? kernels.int_plain_skipped(matrix, rows) : 0;
     blocks = ceil_div(skipped + matrix.columns, block);
     if (integers) {
@@ -146,7 +146,7 @@ void quantized_plain_gemv_cpu(const QuantizedMatrixView& matrix,
                               void* out) {
   const int64_t rows = power_of_two_rows(given_rows);
   const Floats columns = columns_of(matrix, x, given_rows, rows);
-  const bool integers = quantized_cpu_kernels().int_plain_columns(matrix) > 0;
+  const bool integers = quantized_cpu_kernels().int_plain_columns(matrix, rows) > 0;
   if (!integers || !plain_gemv(matrix, columns.get(), given_rows, rows, true, out)) {
     plain_gemv(matrix, columns.get(), given_rows, rows, false, out);
   }

@@ -10,6 +10,7 @@
 #include "quantized_matmul/cpu.h"
 #include "quantized_matmul/mlx_route.h"
 #include "quantized_matmul/quantized_primitive.h"
+#include "quantized_matmul/scale_gradient.h"
 
 namespace mlx_anvil {
 
@@ -93,9 +94,9 @@ class QuantizedMatmul : public QuantizedPrimitive {
   }
 
  protected:
-  // The gradient in x is the other product with the same w. Those in scales and biases are a
-  // composed graph, one for both: they share a product, and in the gradient of that their terms add
-  // up before a product with x, which could overflow for each alone.
+  // The gradient in x is the other product with the same w. Those in scales and biases share a
+  // node: in the gradient of that, their terms add up before a product with x, which could overflow
+  // for each alone.
   Arrays gradient(const Arrays& primals,
                   const Arrays& cotangents,
                   const std::vector<int>& argnums,
@@ -107,12 +108,14 @@ class QuantizedMatmul : public QuantizedPrimitive {
         of_weights.push_back(i);
       }
     }
-    Arrays composed;
+    Arrays of_matrix;
     if (!of_weights.empty()) {
-      composed = FusedPrimitive::gradient(primals, cotangents, of_weights, outputs);
+      of_matrix = launches_kernels()
+                      ? FusedPrimitive::gradient(primals, cotangents, of_weights, outputs)
+                      : weight_gradients(primals, cotangents[0], of_weights);
     }
     Arrays gradients;
-    auto next = composed.begin();
+    auto next = of_matrix.begin();
     for (int i : argnums) {
       gradients.push_back(i > 0 ? *next++
                                 : apply_quantized_matmul(op_, format_.exact(), other(product_),
@@ -162,6 +165,22 @@ class QuantizedMatmul : public QuantizedPrimitive {
   }
 
   QuantizedMatrix matrix(const Arrays& inputs) const { return matrix_at(format_, inputs, 1); }
+
+  Arrays weight_gradients(const Arrays& primals,
+                          const mx::array& cotangent,
+                          const std::vector<int>& argnums) {
+    const bool transposed = product_ == QuantizedProduct::kTransposed;
+    const bool has_scales = std::find(argnums.begin(), argnums.end(), 2) != argnums.end();
+    const mx::array& x = primals[0];
+    const Arrays both =
+        apply_scale_gradient(op_, format_, transposed ? cotangent : x, transposed ? x : cotangent,
+                             primals[1], has_scales, stream());
+    Arrays gradients;
+    for (int i : argnums) {
+      gradients.push_back(i == 2 ? both.front() : both.back());
+    }
+    return gradients;
+  }
 
   const QuantizedProduct product_;
 };

@@ -75,6 +75,20 @@ struct QuantizedMatmulArgs {
   void* out;
 };
 
+// Gradients in scales and biases (affine), with G[n, k] = sum over m of y[m, n] x[m, k]:
+//   d_scales[n, g] = sum over k in group g of G[n, k] code[n, k]
+//   d_biases[n, g] = sum over k in group g of G[n, k]
+struct QuantizedScaleGradientArgs {
+  KernelDtype dtype;  // of all arrays but w
+  QuantizedFormat format;
+  QuantizedSizes sizes;
+  const uint32_t* w;
+  const void* y;   // [batch, rows, N]
+  const void* x;   // [batch, rows, K]
+  void* d_scales;  // [batch, N, K / group]; null if not wanted
+  void* d_biases;
+};
+
 // Product kTransposed with w of rank 2 and up to kQuantizedGemvRows rows.
 struct QuantizedSwigluArgs {
   KernelDtype dtype;

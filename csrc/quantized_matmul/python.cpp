@@ -32,22 +32,26 @@ same for float32; float16 and bfloat16 need no more. Derivatives, ``x W``, mxfp8
 CPUs keep all bits.
 
 The gradient with respect to ``x`` is the other product. No call keeps a dequantised copy of ``w``.
-Gradients with respect to ``scales`` and ``biases`` (affine) use a graph of MLX ops. Forward mode is
-fused for all three. ``vmap`` works over any of the arrays.
+Those with respect to ``scales`` and ``biases`` (affine) are one kernel on the CPU, which stores no
+gradient of ``W``, and a graph of MLX ops on a GPU. Forward mode is fused for all three. ``vmap``
+works over any of the arrays.
 
 Args:
     x (array): ``[..., M, K]``, or ``[..., M, N]`` without ``transpose``; float32, float16 or
         bfloat16.
-    w (array): uint32 ``[..., N, K * bits / 32]``; rank 2, or leading dimensions that broadcast with
-        those of ``x``.
-    scales (array): ``[..., N, K / group_size]``; floating point (affine), or uint8.
+    w (array): uint32 ``[..., N, K * bits / 32]``, or uint8 ``[..., N, bytes of a row]`` in modes of
+        GGUF; rank 2, or leading dimensions that broadcast with those of ``x``.
+    scales (array, optional): ``[..., N, K / group_size]``; floating point (affine), or uint8.
+        Required but in modes of GGUF, which have none.
     biases (array, optional): like ``scales``; affine only, and required there.
     transpose (bool): whether ``w`` is transposed. Default: ``True``.
     group_size (int, optional): 32, 64 (default) or 128 for affine; 32 for mxfp4 and mxfp8; 16 for
         nvfp4.
     bits (int, optional): 2, 3, 4 (default), 5, 6 or 8 for affine; 4 for mxfp4 and nvfp4; 8 for
         mxfp8.
-    mode (str): ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` or ``"nvfp4"``.
+    mode (str): ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` or ``"nvfp4"``; or a format of GGUF's own
+        blocks of bytes (``docs/gguf.md``): ``"q4_0"``, ``"q8_0"``, ``"q4_k"``, ``"q5_k"``,
+        ``"q6_k"``, ``"iq4_nl"`` or ``"iq4_xs"``, where ``group_size`` and ``bits`` are ``None``.
     activation_bits (int, optional): the most bits, 8 or 16, that the CPU may keep of each element
         of ``x`` in ``x W^T``. Default: ``None``, as many as the dtype needs.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
@@ -58,8 +62,8 @@ Returns:
 
 Raises:
     TypeError: an argument of the wrong type.
-    ValueError: an unknown format, shapes that do not match the format, ``w`` that is not uint32,
-        missing or superfluous ``biases``, an unsupported dtype, or a GPU stream if MLX has no GPU
+    ValueError: an unknown format, shapes that do not match the format, ``w`` of another dtype,
+        missing or superfluous ``scales`` or ``biases``, an unsupported dtype, or a GPU stream if MLX has no GPU
         backend.
 
 Matches ``mx.quantized_matmul``.
@@ -76,8 +80,8 @@ those of ``quantized_matmul``.
 
 Args:
     x (array): ``[..., M, K]``, M at most 8; float32, float16 or bfloat16.
-    w (array): uint32 ``[..., N, K * bits / 32]``, as for ``quantized_matmul``.
-    scales (array): ``[..., N, K / group_size]``; floating point (affine), or uint8.
+    w (array): as for ``quantized_matmul``.
+    scales (array, optional): likewise.
     biases (array, optional): like ``scales``; affine only, and required there.
     group_size (int, optional): as for ``quantized_matmul``.
     bits (int, optional): likewise.
@@ -107,8 +111,8 @@ ops.
 
 Args:
     x (array): ``[..., K]``; float32, float16 or bfloat16.
-    gate (tuple): ``(w, scales, biases)`` of Wg, or ``(w, scales)`` for modes without biases, as for
-        ``quantized_matmul``; rank 2.
+    gate (tuple): ``(w, scales, biases)`` of Wg, or ``(w, scales)`` for modes without biases, or
+        ``(w,)`` for modes of GGUF, as for ``quantized_matmul``; rank 2.
     up (tuple): the same for Wu, with the same shapes.
     group_size (int, optional): as for ``quantized_matmul``, the same for both matrices.
     bits (int, optional): likewise.

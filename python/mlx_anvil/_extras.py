@@ -7,7 +7,7 @@ from types import TracebackType
 
 # The smallest extra with the module. An empty one: no extra has it, and pip knows it by the module's name.
 _EXTRAS = {
-    "gguf": "bench",
+    "gguf": "lm",
     "llama_cpp": "bench",
     "matplotlib": "plot",
     "mlx_lm": "lm",

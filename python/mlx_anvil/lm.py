@@ -1,4 +1,4 @@
-"""Patches every model that mlx-lm loads, and keeps their keys and values in pages."""
+"""Patches every model that mlx-lm loads, keeps their keys and values in pages, and loads GGUF files."""
 
 import contextlib
 import functools
@@ -10,11 +10,12 @@ from types import ModuleType
 from typing import Any
 
 from mlx_anvil._extras import is_installed, need
+from mlx_anvil._gguf_model import load_gguf
 from mlx_anvil._paged_cache import PagedCache, Sequence
 from mlx_anvil._paged_layers import LayerCache
 from mlx_anvil.patching import Report, patch
 
-__all__ = ["LayerCache", "PagedCache", "Sequence", "patch_all", "reports", "unpatch_all"]
+__all__ = ["LayerCache", "PagedCache", "Sequence", "load_gguf", "patch_all", "reports", "unpatch_all"]
 
 _LOADERS = ("load_model", "sharded_load")  # mlx-lm's other loaders call these
 _MOST_REPORTS = 64

@@ -20,6 +20,8 @@ from mlx_anvil._ext import (
     rope,
     silu_gate,
 )
+from mlx_anvil._gguf_layers import GgufEmbedding as GgufEmbedding
+from mlx_anvil._gguf_layers import GgufLinear as GgufLinear
 from mlx_anvil._quantized_layers import format_of, matrix_of, options_of
 
 

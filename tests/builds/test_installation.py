@@ -185,7 +185,7 @@ MSLC = "import runpy; sys.argv = ['mslc', 'check', 'x']; runpy.run_module('mlx_a
         ("matplotlib", script("bench/plot.py"), "bench"),
         ("matplotlib", script("bench/training.py"), "bench"),
         ("mlx_lm", script("bench/profile_lm.py"), "bench"),
-        ("gguf", script("bench/gguf_llama.py"), "bench"),
+        ("gguf", script("bench/gguf_matmul.py"), "bench"),
         ("numpy", script("bench/mslc/simulator.py"), "test"),
         ("pytest", script("bench/mslc/simulator.py"), "test"),
         ("matplotlib", script("docs/figures.py"), "plot"),

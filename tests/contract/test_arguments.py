@@ -74,7 +74,7 @@ CALLS |= {
 # Their parameters that are no arrays, with a value of each that is taken.
 INTS = {"group_size": 64, "bits": 4, "dims": 4, "k": 2, "window_size": 3, "offset": 5}
 INTS |= {"down_group_size": 64, "down_bits": 4, "n_group": 2, "topk_group": 1, "num_experts": 2}
-INTS |= {"kv_group_size": 64, "kv_bits": 4}
+INTS |= {"kv_group_size": 64, "kv_bits": 4, "activation_bits": 8}
 FLOATS = {"scale": 0.5, "softcap": 3.0, "eps": 1e-6, "weight_offset": 1.0, "base": 100.0, "limit": 7.0}
 FLOATS |= {"routed_scaling_factor": 2.5, "normalize_eps": 1e-6, "lower_bound": -5.0}
 BOOLS = {

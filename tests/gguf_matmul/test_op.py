@@ -5,12 +5,9 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+from gguf_blocks import BLOCKS, MODES, GgufMatrix
 from quantized_numpy import assert_rounded, dense_factor
 from support import assert_same_bits, max_error, to_numpy
-
-pytest.importorskip("gguf")
-
-from gguf_blocks import BLOCKS, MODES, GgufMatrix
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -40,7 +37,7 @@ def test_rows_are_those_of_the_gguf_package(instruction_set, mode, rng):
 
 def test_rows_of_all_bytes(mode, rng):
     """Any bytes are a matrix; scales may be subnormal, infinite or not a number."""
-    size, columns, _ = BLOCKS[mode]
+    size, _columns, _ = BLOCKS[mode]
     matrix = GgufMatrix.of_bytes(mode, rng.integers(0, 256, (64, 8 * size), np.uint8))
     rows = mlx_anvil.quantized_embedding(mx.arange(64), matrix.w, mode=mode, dtype=mx.float32)
     np.testing.assert_array_equal(np.array(rows), matrix.weights)
@@ -106,7 +103,7 @@ def test_numbers_that_are_not_finite(mode, rng):
 
 def test_scales_that_are_not_finite(mode, rng):
     matrix = GgufMatrix.random(rng, mode, 40, width_of(mode, 512))
-    size, _, halves = BLOCKS[mode]
+    _size, _, halves = BLOCKS[mode]
     blocks = np.array(matrix.w)
     blocks[5, halves[0] : halves[0] + 2] = np.array([np.inf], np.float16).view(np.uint8)
     broken = GgufMatrix.of_bytes(mode, blocks)
@@ -168,13 +165,15 @@ def test_head(mode, rng):
     x = mx.random.normal((4, matrix.weights.shape[1]))
     logits = mlx_anvil.quantized_matmul(x, matrix.w, mode=mode)
     index, value = mlx_anvil.quantized_argmax(x, matrix.w, mode=mode, return_values=True)
-    assert mx.array_equal(index, mx.argmax(logits, -1)) and index.dtype == mx.uint32
+    assert mx.array_equal(index, mx.argmax(logits, -1))
+    assert index.dtype == mx.uint32
     assert mx.array_equal(value, mx.max(logits, -1))
     indices, values = mlx_anvil.quantized_topk(x, matrix.w, k=7, mode=mode)
     assert mx.array_equal(indices, mx.argsort(-logits, -1)[:, :7])
     assert mx.array_equal(values, mx.take_along_axis(logits, indices, -1))
     one, best = mlx_anvil.quantized_topk(x, matrix.w, k=1, mode=mode)
-    assert mx.array_equal(one[:, 0], index) and mx.array_equal(best[:, 0], value)
+    assert mx.array_equal(one[:, 0], index)
+    assert mx.array_equal(best[:, 0], value)
 
 
 def test_gradient(mode, rng):

@@ -105,7 +105,7 @@ def test_matrices_larger_than_a_block(format, dtype, rng):
 @each_dtype
 @pytest.mark.parametrize(
     "format",
-    [Format("affine", 32, 4), Format("affine", 64, 4), Format("affine", 128, 8), Format("mxfp4", 32, 4)],
+    [Format("affine", 32, 4), Format("affine", 64, 4), Format("affine", 128, 8), *FLOAT_FORMATS],
     ids=str,
 )
 def test_where_in_a_cache_line_arrays_begin(format, dtype, rng):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = "{op}"
 ENTRY = f"::: mlx_anvil.{PLACE}"
-NO_OPS = ("common", "distributed")  # of csrc/; what ops share, and what works across processes
+# Folders of csrc/ without ops: what ops share, formats of the quantized ops, and what works across processes.
+NO_OPS = ("common", "gguf_matmul", "distributed")
 
 
 def folders() -> list[str]:

@@ -163,7 +163,7 @@ class GgufGemv {
   using Layout = PackedX<Format, kPieces>;
   static constexpr int kMostRows = kRows > 0 ? kRows : kQuantizedGemvRows;
   static constexpr int64_t kBytes = gguf_superblock_bytes(Format::kKind);
-  static constexpr int64_t kAhead = 4096;  // bytes
+  static constexpr int64_t kAhead = 8192;  // bytes: beyond the rows that are multiplied together
 
   void multiply(int64_t row, f32v (&totals)[kMostRows][kOutputs]) {
     const uint8_t* w[kOutputs];

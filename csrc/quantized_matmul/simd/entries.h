@@ -14,7 +14,7 @@ void quantized_int_gemv(const QuantizedGemvArgs& args);
 int64_t quantized_int_gemv_scratch(const QuantizedMatrixView& matrix);
 
 void quantized_plain_gemv(const QuantizedPlainGemvArgs& args);
-int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix);
+int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix, int64_t x_rows);
 int64_t quantized_int_plain_skipped(const QuantizedMatrixView& matrix, int64_t x_rows);
 void quantized_int_plain_order(const QuantizedMatrixView& matrix,
                                int64_t x_rows,
@@ -22,6 +22,13 @@ void quantized_int_plain_order(const QuantizedMatrixView& matrix,
                                float* row);
 bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs& args);
 
+void quantized_load_row(KernelDtype dtype,
+                        const void* from,
+                        int64_t columns,
+                        int32_t values,
+                        int64_t vectors,
+                        float* to,
+                        int64_t pair_step);
 void quantized_store_row(KernelDtype dtype,
                          const float* from,
                          int64_t pair_step,
@@ -46,5 +53,11 @@ int64_t quantized_int_plain_gemm_bytes(const QuantizedMatrixView& matrix, int64_
 void quantized_int_plain_gemm_pack(const QuantizedIntGemmPackArgs& args);
 bool quantized_int_plain_gemm(const QuantizedIntGemmArgs& args);
 int64_t quantized_int_plain_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_rows);
+
+int64_t quantized_scale_gradient_packed(const QuantizedScaleGradientSizes& sizes);
+int64_t quantized_scale_gradient_sums(const QuantizedScaleGradientSizes& sizes);
+int64_t quantized_scale_gradient_scratch(const QuantizedScaleGradientSizes& sizes);
+void quantized_scale_gradient_pack(const QuantizedScaleGradientPackArgs& args);
+void quantized_scale_gradient(const QuantizedScaleGradientTileArgs& args);
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

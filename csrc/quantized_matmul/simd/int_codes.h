@@ -73,6 +73,9 @@ struct IntE2m1 {
   }
 };
 
+// Half a quarter of a block (RowBytes) is one group of 16 columns.
+struct IntNvfp4 : IntE2m1 {};
+
 template <class Action>
 inline void with_int_format(const QuantizedFormat& format, Action action) {
   if (!format.has_biases()) {

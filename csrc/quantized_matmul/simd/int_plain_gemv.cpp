@@ -171,7 +171,7 @@ class DirectGemv final : public IntPlainStrip<DirectGemv<Format, kPieces, kRows>
     const auto of_lanes = [&](auto& parts, auto of_factors) __attribute__((always_inline)) {
       auto of_groups = of_factors(this->factors_[now_]);
       using Vector = decltype(of_groups);
-      if constexpr (kParts == 2 && !kWhole) {
+      if constexpr (kSkips<Format, kPieces, kRows> && !kWhole) {
         of_groups = bits_as<Vector>(
             _mm512_mask_mov_epi32(bits_as<__m512i>(of_groups), lanes_before,
                                   bits_as<__m512i>(of_factors(this->factors_[1 - now_]))));
@@ -225,7 +225,8 @@ class DirectGemv final : public IntPlainStrip<DirectGemv<Format, kPieces, kRows>
   using Strip::prefetch_some;
   using Strip::row_bytes_;
   // Parts of a block's quarters, each within one group.
-  static constexpr int kParts = kSkips<Format, kPieces, kRows> ? 2 : 1;
+  static constexpr int kParts =
+      kSkips<Format, kPieces, kRows> || std::is_same_v<Format, IntNvfp4> ? 2 : 1;
 };
 
 template <class Format, int kPieces, int kRows>
@@ -236,6 +237,11 @@ using IntPlainGemv = std::conditional_t<kBlockSums<Format, kPieces, kRows> <= 24
 // Calls action(type_identity of the kernel class) for the format, dtype and number of rows.
 template <class Action>
 void with_kernel(const QuantizedMatrixView& matrix, int64_t x_rows, Action action) {
+  if (matrix.format.kind == QuantizedKind::kNvfp4) {  // one row of x
+    return matrix.dtype == KernelDtype::kFloat32
+               ? action(std::type_identity<DirectGemv<IntNvfp4, 3, 1>>())
+               : action(std::type_identity<DirectGemv<IntNvfp4, 2, 1>>());
+  }
   with_int_format(matrix.format, [&](auto format) {
     using Format = decltype(format);
     const auto of_rows = [&](auto pieces) {
@@ -259,14 +265,15 @@ void with_kernel(const QuantizedMatrixView& matrix, int64_t x_rows, Action actio
 
 }  // namespace
 
-int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix) {
+int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix, int64_t x_rows) {
   int64_t columns = 0;
   if (matrix.format.kind != QuantizedKind::kMxfp8) {
     with_int_format(matrix.format, [&](auto format) {
       using Codes = RowBytes<decltype(format)>;
-      // The columns of a vector must share a group.
+      // The columns of a vector must share a group. Only DirectGemv halves a vector.
       const bool one_group = matrix.format.group >= kLanes * Codes::kPerWord;
-      columns = one_group ? Codes::kColumns : 0;
+      const bool halves = matrix.format.kind == QuantizedKind::kNvfp4 && x_rows == 1;
+      columns = one_group || halves ? Codes::kColumns : 0;
     });
   }
   return columns;
@@ -297,7 +304,7 @@ bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs& args) {
 
 #else
 
-int64_t quantized_int_plain_columns(const QuantizedMatrixView&) {
+int64_t quantized_int_plain_columns(const QuantizedMatrixView&, int64_t) {
   return 0;
 }
 int64_t quantized_int_plain_skipped(const QuantizedMatrixView&, int64_t) {

@@ -22,13 +22,6 @@ constexpr int64_t kChunk = 256;
 template <int kPieces>
 inline constexpr int kIntTileRows = kPieces == 1 ? 4 : 2;
 
-template <class Action>
-inline void with_elements(KernelDtype dtype, Action action) {
-  dtype == KernelDtype::kFloat32   ? action(float())
-  : dtype == KernelDtype::kFloat16 ? action(f16())
-                                   : action(bf16());
-}
-
 // Calls action(rows of the next tile), given that `left` rows are left.
 template <int kPieces, class Action>
 inline void with_tile_rows(int64_t left, Action action) {

@@ -109,6 +109,43 @@ struct QuantizedIntGemm {
   int64_t (*scratch)(const QuantizedMatrixView&, int64_t x_rows);
 };
 
+// Gradients in affine scales and biases: with G = y^T x,
+//   d_scales[n, g] = sum over k in group g of G[n, k] code[n, k]
+//   d_biases[n, g] = sum over k in group g of G[n, k]
+struct QuantizedScaleGradientSizes {
+  QuantizedMatrixView matrix;  // scales and biases are not read
+  int64_t rows;                // of x and y in this pass
+  bool has_scales;             // if false, only d_biases are wanted
+};
+
+// Packs pairs [first, first + count) of rows of x.
+struct QuantizedScaleGradientPackArgs {
+  QuantizedScaleGradientSizes sizes;
+  const void* x;  // [rows][columns], in matrix.dtype
+  int64_t first, count;
+  float* to;  // packed() floats
+};
+
+struct QuantizedScaleGradientTileArgs {
+  QuantizedScaleGradientSizes sizes;
+  int64_t first, count;    // rows of the matrix, at most `panel`
+  const void* y;           // [rows][outputs], in matrix.dtype
+  float* x;                // packed
+  float* sums;             // sums() floats: of the passes up to this one
+  float* scratch;          // scratch() floats
+  bool is_first, is_last;  // of the passes
+  void* d_scales;          // [outputs][groups], in matrix.dtype; written by the last pass
+  void* d_biases;
+};
+
+struct QuantizedScaleGradient {
+  int64_t (*packed)(const QuantizedScaleGradientSizes&);
+  int64_t (*sums)(const QuantizedScaleGradientSizes&);
+  int64_t (*scratch)(const QuantizedScaleGradientSizes&);
+  void (*pack)(const QuantizedScaleGradientPackArgs&);
+  void (*multiply)(const QuantizedScaleGradientTileArgs&);
+};
+
 struct QuantizedCpuKernels {
   int32_t lanes;
   int32_t panel;      // columns per panel
@@ -152,9 +189,9 @@ struct QuantizedCpuKernels {
 
   void (*plain_gemv)(const QuantizedPlainGemvArgs&);
   // The same in integers. int_plain_columns returns the columns per block, or 0 if this machine has
-  // no kernel for the format. int_plain_gemv returns false if a value is not finite; plain_gemv
-  // must then take the call.
-  int64_t (*int_plain_columns)(const QuantizedMatrixView&);
+  // no kernel for the format and x_rows. int_plain_gemv returns false if a value is not finite;
+  // plain_gemv must then take the call.
+  int64_t (*int_plain_columns)(const QuantizedMatrixView&, int64_t x_rows);
   // Columns of the first block that precede the matrix. Their results are undefined.
   int64_t (*int_plain_skipped)(const QuantizedMatrixView&, int64_t x_rows);
   // Reorders one result row of `blocks` blocks into the order of columns.
@@ -167,6 +204,7 @@ struct QuantizedCpuKernels {
                           int64_t count,
                           int64_t x_rows);
   QuantizedIntGemm int_gemm, int_plain_gemm;  // for kTransposed and kPlain
+  QuantizedScaleGradient scale_gradient;
 };
 
 MLX_ANVIL_DECLARE_KERNELS(QuantizedCpuKernels, quantized_cpu_kernels)

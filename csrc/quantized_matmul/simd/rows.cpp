@@ -4,6 +4,7 @@
 #include "common/simd/math.h"
 #include "common/simd/panels.h"
 #include "quantized_matmul/simd/entries.h"
+#include "quantized_matmul/simd/unpack.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
@@ -13,49 +14,10 @@ inline float* vector_at(float* row, int64_t vector, int64_t pair_step) {
   return row + vector / 2 * pair_step + vector % 2 * kLanes;
 }
 
-template <class Action>
-inline void with_dtype(KernelDtype dtype, Action action) {
-  dtype == KernelDtype::kFloat32   ? action(float())
-  : dtype == KernelDtype::kFloat16 ? action(f16())
-                                   : action(bf16());
-}
-
-void load_row(KernelDtype dtype,
-              const void* from,
-              int64_t columns,
-              int32_t values,
-              int64_t vectors,
-              float* to,
-              int64_t pair_step) {
-  with_dtype(dtype, [&](auto element) {
-    const auto* const in = static_cast<const decltype(element)*>(from);
-    for (int64_t first = 0; first < vectors; first += values) {
-      for (int i = 0; i < values; ++i) {  // natural order at first
-        const int64_t column = (first + i) * kLanes;
-        float* const out = vector_at(to, first + i, pair_step);
-        store_lanes(out, column < columns ? load_columns(in, 1, column, columns) : f32v{});
-      }
-      if (values == 1) {
-        continue;
-      }
-      float block[32 * kLanes];
-      for (int i = 0; i < values; ++i) {
-        std::memcpy(block + i * kLanes, vector_at(to, first + i, pair_step), sizeof(f32v));
-      }
-      for (int i = 0; i < values; ++i) {
-        float* const out = vector_at(to, first + i, pair_step);
-        for (int lane = 0; lane < kLanes; ++lane) {
-          out[lane] = block[lane * values + i];
-        }
-      }
-    }
-  });
-}
-
 // Returns the largest magnitude. Infinity and NaN exceed every finite value.
 float largest(KernelDtype dtype, const void* from, int64_t count) {
   u32v most{};
-  with_dtype(dtype, [&](auto element) {
+  with_elements(dtype, [&](auto element) {
     const auto* const in = static_cast<const decltype(element)*>(from);
     for (int64_t i = 0; i < count; i += kLanes) {
       const u32v x = bits_as<u32v>(absolute(load_columns(in, 1, i, count)));
@@ -70,7 +32,7 @@ float largest(KernelDtype dtype, const void* from, int64_t count) {
 }
 
 void scale(KernelDtype dtype, void* row, int64_t count, float factor) {
-  with_dtype(dtype, [&](auto element) {
+  with_elements(dtype, [&](auto element) {
     auto* const numbers = static_cast<decltype(element)*>(row);
     for (int64_t i = 0; i < count; i += kLanes) {
       store_columns(numbers, i, count, load_columns(numbers, 1, i, count) * factor);
@@ -119,7 +81,7 @@ void add(float* to, const float* from, int64_t count) {
 }
 
 void store_dense(KernelDtype dtype, const float* from, int64_t count, void* to) {
-  with_dtype(dtype, [&](auto element) {
+  with_elements(dtype, [&](auto element) {
     auto* const out = static_cast<decltype(element)*>(to);
     for (int64_t i = 0; i < count; i += kLanes) {
       store_columns(out, i, count, load_columns(from, 1, i, count));
@@ -129,13 +91,45 @@ void store_dense(KernelDtype dtype, const float* from, int64_t count, void* to) 
 
 }  // namespace
 
+void quantized_load_row(KernelDtype dtype,
+                        const void* from,
+                        int64_t columns,
+                        int32_t values,
+                        int64_t vectors,
+                        float* to,
+                        int64_t pair_step) {
+  with_elements(dtype, [&](auto element) {
+    const auto* const in = static_cast<const decltype(element)*>(from);
+    for (int64_t first = 0; first < vectors; first += values) {
+      for (int i = 0; i < values; ++i) {  // natural order at first
+        const int64_t column = (first + i) * kLanes;
+        float* const out = vector_at(to, first + i, pair_step);
+        store_lanes(out, column < columns ? load_columns(in, 1, column, columns) : f32v{});
+      }
+      if (values == 1) {
+        continue;
+      }
+      float block[32 * kLanes];
+      for (int i = 0; i < values; ++i) {
+        std::memcpy(block + i * kLanes, vector_at(to, first + i, pair_step), sizeof(f32v));
+      }
+      for (int i = 0; i < values; ++i) {
+        float* const out = vector_at(to, first + i, pair_step);
+        for (int lane = 0; lane < kLanes; ++lane) {
+          out[lane] = block[lane * values + i];
+        }
+      }
+    }
+  });
+}
+
 void quantized_store_row(KernelDtype dtype,
                          const float* from,
                          int64_t pair_step,
                          int32_t values,
                          int64_t columns,
                          void* to) {
-  with_dtype(dtype, [&](auto element) {
+  with_elements(dtype, [&](auto element) {
     auto* const out = static_cast<decltype(element)*>(to);
     const int64_t block_columns = int64_t{values} * kLanes;
     for (int64_t first = 0; first < columns; first += block_columns) {
@@ -158,7 +152,7 @@ constinit const QuantizedCpuKernels quantized_cpu_kernels_table = {
     .lanes = kLanes,
     .panel = kPanel,
     .tile_rows = kTileRows,
-    .load_row = load_row,
+    .load_row = quantized_load_row,
     .store_row = quantized_store_row,
     .add = add,
     .largest = largest,
@@ -189,6 +183,11 @@ constinit const QuantizedCpuKernels quantized_cpu_kernels_table = {
                        .pack = quantized_int_plain_gemm_pack,
                        .multiply = quantized_int_plain_gemm,
                        .scratch = quantized_int_plain_gemm_scratch},
+    .scale_gradient = {.packed = quantized_scale_gradient_packed,
+                       .sums = quantized_scale_gradient_sums,
+                       .scratch = quantized_scale_gradient_scratch,
+                       .pack = quantized_scale_gradient_pack,
+                       .multiply = quantized_scale_gradient},
 };
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

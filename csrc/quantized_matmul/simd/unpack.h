@@ -10,6 +10,14 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
+// Calls action(element) with a value of the type that `dtype` names.
+template <class Action>
+inline void with_elements(KernelDtype dtype, Action action) {
+  dtype == KernelDtype::kFloat32   ? action(float())
+  : dtype == KernelDtype::kFloat16 ? action(f16())
+                                   : action(bf16());
+}
+
 // Returns table[index], with indices modulo 16 on AVX-512, else modulo kLanes.
 inline f32v lookup(f32v table, u32v index) {
 #if defined(__AVX512F__)

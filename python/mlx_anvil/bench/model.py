@@ -86,8 +86,7 @@ def prefill(model: Any, tokens: mx.array) -> Callable[[], None]:
     return run
 
 
-def decode_step(model: Any, tokens: mx.array, context: int = 64) -> Callable[[], None]:
-    """Returns a function that decodes one token after ``context`` others, whose keys and values are random."""
+def _random_cache(model: Any, context: int) -> Any:
     from mlx_lm.models.cache import make_prompt_cache
 
     cache = make_prompt_cache(model)
@@ -96,10 +95,41 @@ def decode_step(model: Any, tokens: mx.array, context: int = 64) -> Callable[[],
         shape = (1, attention.n_kv_heads, context, attention.head_dim)
         part.update_and_fetch(*(mx.random.normal(shape).astype(layer.input_layernorm.weight.dtype) for _ in range(2)))
     mx.eval([part.state for part in cache])
+    return cache
+
+
+def decode_step(model: Any, tokens: mx.array, context: int = 64) -> Callable[[], None]:
+    """Returns a function that decodes one token after ``context`` others, whose keys and values are random."""
+    cache = _random_cache(model, context)
 
     def run() -> None:
         mx.eval(mx.argmax(model(tokens, cache)[:, -1], axis=-1))
         for part in cache:
             part.trim(1)
+
+    return run
+
+
+def generation(model: Any, tokens: mx.array, count: int, context: int = 64) -> Callable[[], None]:
+    """Returns a function that generates ``count`` tokens, each after ``context`` others with random keys and values.
+
+    As ``mlx_lm.generate`` does, it builds the graph of the next token while the current one is evaluated.
+    """
+    cache = _random_cache(model, context)
+
+    def next_token(token: mx.array) -> mx.array:
+        chosen = mx.argmax(model(token, cache)[:, -1:], axis=-1)
+        mx.async_eval(chosen)
+        for part in cache:
+            part.trim(1)
+        return chosen
+
+    def run() -> None:
+        token = next_token(tokens)
+        for _ in range(count - 1):
+            following = next_token(token)
+            mx.eval(token)
+            token = following
+        mx.eval(token)
 
     return run
