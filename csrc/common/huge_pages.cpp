@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <utility>
 
 #include "mlx/backend/gpu/device_info.h"
 #endif
@@ -34,19 +35,19 @@ bool collapse(Range range) {
   return madvise(reinterpret_cast<void*>(range.begin), range.end - range.begin, MADV_COLLAPSE) == 0;
 }
 
-// The huge pages that hold the arrays, as few ranges in ascending order. Arrays of a model are
-// often neighbours, and most are no whole number of huge pages.
-std::vector<Range> pages_of(const std::vector<Range>& arrays, uintptr_t page) {
-  std::vector<Range> pages;
-  for (const Range& array : arrays) {
-    const Range own = {array.begin / page * page, (array.end + page - 1) / page * page};
-    if (!pages.empty() && own.begin <= pages.back().end) {
-      pages.back().end = std::max(pages.back().end, own.end);
+// Sorts ranges and joins those that meet.
+std::vector<Range> merged(std::vector<Range> ranges) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  std::vector<Range> all;
+  for (const Range& range : ranges) {
+    if (!all.empty() && range.begin <= all.back().end) {
+      all.back().end = std::max(all.back().end, range.end);
     } else {
-      pages.push_back(own);
+      all.push_back(range);
     }
   }
-  return pages;
+  return all;
 }
 
 // Collapses a range, or what of it can be: memory beside the arrays may be unmapped, or of another
@@ -81,28 +82,21 @@ int64_t use_huge_pages(const std::vector<mlx::core::array>& arrays) {
       mlx::core::gpu::is_available()) {  // MLX's GPU backends allocate in their own way
     return 0;
   }
-  std::vector<Range> ranges;
+  // Arrays of a model are often neighbours, and most are no whole number of huge pages.
+  std::vector<Range> memory, pages;
   for (const mlx::core::array& x : arrays) {
     if (x.size() > 0) {
       const auto begin = reinterpret_cast<uintptr_t>(x.data<char>());
-      ranges.push_back({begin, begin + x.data_size() * x.itemsize()});
-    }
-  }
-  std::sort(ranges.begin(), ranges.end(),
-            [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  std::vector<Range> merged;  // arrays may share memory
-  for (const Range& range : ranges) {
-    if (!merged.empty() && range.begin < merged.back().end) {
-      merged.back().end = std::max(merged.back().end, range.end);
-    } else {
-      merged.push_back(range);
+      const uintptr_t end = begin + x.data_size() * x.itemsize();
+      memory.push_back({begin, end});
+      pages.push_back({begin / page * page, (end + page - 1) / page * page});
     }
   }
   std::vector<Range> collapsed;
-  for (const Range& range : pages_of(merged, page)) {
+  for (const Range& range : merged(std::move(pages))) {
     collapse_range(range, page, collapsed);
   }
-  return overlap(merged, collapsed);
+  return overlap(merged(std::move(memory)), collapsed);
 }
 
 #else

@@ -8,6 +8,7 @@
 #include "gather_matmul/cpu.h"
 #include "gather_matmul/pairs.h"
 #include "quantized_matmul/quantized_primitive.h"
+#include "quantized_matmul/scale_gradient.h"
 
 namespace mlx_anvil {
 
@@ -90,9 +91,8 @@ class GatherScaleGradient : public QuantizedPrimitive {
                   const Arrays&) override {
     const mx::Stream s = stream();
     const PairIds pairs = ids(primals);
-    const mx::array& biases = cotangents.back();
-    const QuantizedMatrix matrix = {
-        primals[2], call_.has_scales ? cotangents[0] : mx::zeros_like(biases, s), biases};
+    const QuantizedMatrix matrix =
+        matrix_of_cotangents(primals[2], cotangents, call_.has_scales, s);
     Arrays gradients;
     for (int i : argnums) {
       if (i == 0) {
@@ -122,14 +122,7 @@ class GatherScaleGradient : public QuantizedPrimitive {
       }
       Arrays moved = primals;
       moved[argnums[i]] = tangents[i];
-      const Arrays terms = apply(moved[0], moved[1], moved[2], ids(moved));
-      for (size_t out = 0; out < terms.size(); ++out) {
-        if (sums.size() < terms.size()) {
-          sums.push_back(terms[out]);
-        } else {
-          sums[out] = mx::add(sums[out], terms[out], stream());
-        }
-      }
+      add_terms(sums, apply(moved[0], moved[1], moved[2], ids(moved)), stream());
     }
     for (const mx::Shape& shape :
          sums.empty() ? output_shapes(primals) : std::vector<mx::Shape>()) {

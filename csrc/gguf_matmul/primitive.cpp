@@ -253,18 +253,7 @@ class GgufRows : public GgufPrimitive {
 }  // namespace
 
 QuantizedSizes gguf_sizes(GgufKind kind, const mx::array& x, const mx::array& w) {
-  QuantizedSizes sizes;
-  sizes.columns = gguf_columns(kind, w);
-  sizes.outputs = w.shape(-2);
-  for (int i = 0; i + 2 < static_cast<int>(w.ndim()); ++i) {
-    sizes.batch *= w.shape(i);
-  }
-  sizes.rows = 1;
-  const int first_row_axis = w.ndim() == 2 ? 0 : static_cast<int>(x.ndim()) - 2;
-  for (int i = std::max(0, first_row_axis); i + 1 < static_cast<int>(x.ndim()); ++i) {
-    sizes.rows *= x.shape(i);
-  }
-  return sizes;
+  return sizes_with_columns(gguf_columns(kind, w), x, w);
 }
 
 mx::array apply_gguf_matmul(const char* op,

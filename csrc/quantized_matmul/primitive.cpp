@@ -187,11 +187,9 @@ class QuantizedMatmul : public QuantizedPrimitive {
 
 }  // namespace
 
-QuantizedSizes quantized_sizes(const QuantizedFormat& format,
-                               const mx::array& x,
-                               const mx::array& w) {
+QuantizedSizes sizes_with_columns(int64_t columns, const mx::array& x, const mx::array& w) {
   QuantizedSizes sizes;
-  sizes.columns = int64_t{32} * w.shape(-1) / format.bits;
+  sizes.columns = columns;
   sizes.outputs = w.shape(-2);
   for (int i = 0; i + 2 < static_cast<int>(w.ndim()); ++i) {
     sizes.batch *= w.shape(i);
@@ -202,6 +200,12 @@ QuantizedSizes quantized_sizes(const QuantizedFormat& format,
     sizes.rows *= x.shape(i);
   }
   return sizes;
+}
+
+QuantizedSizes quantized_sizes(const QuantizedFormat& format,
+                               const mx::array& x,
+                               const mx::array& w) {
+  return sizes_with_columns(int64_t{32} * w.shape(-1) / format.bits, x, w);
 }
 
 namespace {

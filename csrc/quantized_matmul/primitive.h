@@ -22,7 +22,10 @@ mx::array apply_quantized_swiglu(const QuantizedFormat& format,
                                  const GateOptions& activation,
                                  mx::Stream s);
 
-// Returns the sizes of a call. If w is shared, `rows` counts all rows of x.
+// Returns the sizes of a call with w [..., N, packed columns], of any format. If w is shared,
+// `rows` counts all rows of x.
+QuantizedSizes sizes_with_columns(int64_t columns, const mx::array& x, const mx::array& w);
+
 QuantizedSizes quantized_sizes(const QuantizedFormat& format,
                                const mx::array& x,
                                const mx::array& w);

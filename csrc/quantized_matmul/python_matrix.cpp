@@ -20,9 +20,8 @@ QuantizedOptions to_quantized_options(const char* op,
                                       nb::handle group_size,
                                       nb::handle bits,
                                       nb::handle mode,
-                                      nb::handle activation_bits,
-                                      const char* prefix) {
-  QuantizedOptions options = to_quantized_options(op, group_size, bits, mode, prefix);
+                                      nb::handle activation_bits) {
+  QuantizedOptions options = to_quantized_options(op, group_size, bits, mode);
   options.activation_bits = to_optional_int(op, "activation_bits", activation_bits);
   return options;
 }

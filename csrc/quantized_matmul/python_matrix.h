@@ -24,8 +24,7 @@ QuantizedOptions to_quantized_options(const char* op,
                                       nb::handle group_size,
                                       nb::handle bits,
                                       nb::handle mode,
-                                      nb::handle activation_bits,
-                                      const char* prefix = "");
+                                      nb::handle activation_bits);
 
 // `prefix` precedes array names in errors, such as "gate " in swiglu.
 QuantizedMatrix to_quantized_matrix(

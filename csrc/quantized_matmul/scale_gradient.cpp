@@ -84,9 +84,7 @@ class QuantizedScaleGradient : public QuantizedPrimitive {
                   const std::vector<int>& argnums,
                   const Arrays&) override {
     const mx::Stream s = stream();
-    const mx::array& biases = cotangents.back();
-    const QuantizedMatrix matrix = {
-        primals[2], has_scales_ ? cotangents[0] : mx::zeros_like(biases, s), biases};
+    const QuantizedMatrix matrix = matrix_of_cotangents(primals[2], cotangents, has_scales_, s);
     Arrays gradients;
     for (int i : argnums) {
       require_float(i);
@@ -105,14 +103,7 @@ class QuantizedScaleGradient : public QuantizedPrimitive {
       require_float(argnums[i]);
       Arrays moved = primals;
       moved[argnums[i]] = tangents[i];
-      const Arrays terms = apply(moved);
-      for (size_t out = 0; out < terms.size(); ++out) {
-        if (i == 0) {
-          sums.push_back(terms[out]);
-        } else {
-          sums[out] = mx::add(sums[out], terms[out], stream());
-        }
-      }
+      add_terms(sums, apply(moved), stream());
     }
     return sums;
   }
@@ -164,6 +155,24 @@ Arrays apply_scale_gradient(const char* op,
   const std::vector<mx::Dtype> dtypes(has_scales ? 2 : 1, x.dtype());
   return outputs_of(std::make_shared<QuantizedScaleGradient>(s, op, format, has_scales), dtypes,
                     {std::move(y), std::move(x), std::move(w)});
+}
+
+QuantizedMatrix matrix_of_cotangents(const mx::array& w,
+                                     const Arrays& cotangents,
+                                     bool has_scales,
+                                     mx::Stream s) {
+  const mx::array& biases = cotangents.back();
+  return {w, has_scales ? cotangents[0] : mx::zeros_like(biases, s), biases};
+}
+
+void add_terms(Arrays& sums, const Arrays& terms, mx::Stream s) {
+  if (sums.empty()) {
+    sums = terms;
+    return;
+  }
+  for (size_t i = 0; i < terms.size(); ++i) {
+    sums[i] = mx::add(sums[i], terms[i], s);
+  }
 }
 
 }  // namespace mlx_anvil

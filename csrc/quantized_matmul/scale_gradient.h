@@ -17,4 +17,14 @@ Arrays apply_scale_gradient(const char* op,
                             bool has_scales,
                             mx::Stream s);
 
+// The matrix whose products are the gradients of these two: w with their cotangents as scales and
+// biases. Without has_scales, the scales are zero.
+QuantizedMatrix matrix_of_cotangents(const mx::array& w,
+                                     const Arrays& cotangents,
+                                     bool has_scales,
+                                     mx::Stream s);
+
+// Adds `terms` to `sums`, which are empty at first.
+void add_terms(Arrays& sums, const Arrays& terms, mx::Stream s);
+
 }  // namespace mlx_anvil

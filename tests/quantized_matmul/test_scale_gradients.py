@@ -62,7 +62,7 @@ def assert_values(
     for rows, outputs, groups in shapes:
         matrix = draw(format, (outputs, groups * format.group_size), rng, dtype)
         x, dy = operands(matrix, rows, transpose, dtype)
-        if format.bits == 8:  # sums of so many codes are beyond float16
+        if format.bits == 8:  # sums of codes up to 255 exceed float16's largest number
             dy = dy / 64
         results = gradients(x, matrix, dy, transpose)
         for result, exact in zip(results, exact_gradients(x, matrix, dy, transpose), strict=True):

@@ -45,12 +45,12 @@ struct ArmAffine<8> {
   }
 };
 
-template <>
-struct ArmAffine<4> {
+// Two codes in a byte, in the order that masking leaves them in. Format::values(codes) turns them
+// into signed bytes.
+template <class Format>
+struct ArmNibbles {
   static constexpr int kBits = 4, kColumns = 32, kVectors = 2, kRaw = 1;
-  static constexpr bool kHasBiases = true;
   static constexpr int32_t kOffset = 0;
-  static constexpr float kFactor = 1.0f;
 
   static constexpr int column(int vector, int byte) { return 2 * byte + vector; }
 
@@ -58,9 +58,16 @@ struct ArmAffine<4> {
     raw[0] = vld1q_u8(from);
   }
   MLX_ANVIL_UNROLLED static void codes(const uint8x16_t (&raw)[kRaw], int8x16_t (&to)[kVectors]) {
-    to[0] = vreinterpretq_s8_u8(vandq_u8(raw[0], vdupq_n_u8(15)));
-    to[1] = vreinterpretq_s8_u8(vshrq_n_u8(raw[0], 4));
+    to[0] = Format::values(vandq_u8(raw[0], vdupq_n_u8(15)));
+    to[1] = Format::values(vshrq_n_u8(raw[0], 4));
   }
+};
+
+template <>
+struct ArmAffine<4> : ArmNibbles<ArmAffine<4>> {
+  static constexpr bool kHasBiases = true;
+  static constexpr float kFactor = 1.0f;
+  static int8x16_t values(uint8x16_t codes) { return vreinterpretq_s8_u8(codes); }
 };
 
 template <>
@@ -143,21 +150,10 @@ inline int8x16_t e2m1_codes(uint8x16_t codes) {
   return vqtbl1q_s8(vld1q_s8(kTable), codes);
 }
 
-struct ArmMxfp4 {
-  static constexpr int kBits = 4, kColumns = 32, kVectors = 2, kRaw = 1;
+struct ArmMxfp4 : ArmNibbles<ArmMxfp4> {
   static constexpr bool kHasBiases = false;
-  static constexpr int32_t kOffset = 0;
   static constexpr float kFactor = 0.5f;
-
-  static constexpr int column(int vector, int byte) { return 2 * byte + vector; }
-
-  MLX_ANVIL_UNROLLED static void load(const uint8_t* from, uint8x16_t (&raw)[kRaw]) {
-    raw[0] = vld1q_u8(from);
-  }
-  MLX_ANVIL_UNROLLED static void codes(const uint8x16_t (&raw)[kRaw], int8x16_t (&to)[kVectors]) {
-    to[0] = e2m1_codes(vandq_u8(raw[0], vdupq_n_u8(15)));
-    to[1] = e2m1_codes(vshrq_n_u8(raw[0], 4));
-  }
+  static int8x16_t values(uint8x16_t codes) { return e2m1_codes(codes); }
 };
 
 // Groups of 16.
