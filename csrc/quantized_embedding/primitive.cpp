@@ -98,11 +98,8 @@ class QuantizedEmbedding : public QuantizedPrimitive {
   Arrays gradient(const Arrays& primals,
                   const Arrays& cotangents,
                   const std::vector<int>& argnums,
-                  const Arrays& outputs) override {
+                  const Arrays&) override {
     require_floats(argnums);
-    if (launches_kernels()) {
-      return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
-    }
     const Arrays both =
         apply_embedding_scale_gradient(format_, cotangents[0], primals[0], primals[1], stream());
     Arrays gradients;

@@ -6,6 +6,7 @@
 #include "quantized_embedding/cpu.h"
 #include "quantized_embedding/primitive.h"
 #include "quantized_embedding/quantized_embedding.h"
+#include "quantized_embedding/row_sums.h"
 #include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
@@ -30,11 +31,8 @@ class EmbeddingScaleGradient : public QuantizedPrimitive {
     const mx::array ids = mx::flatten(inputs[1], s);
     const mx::array dy = mx::reshape(mx::astype(inputs[0], mx::float32, s),
                                      {static_cast<int>(ids.size()), inputs[0].shape(-1)}, s);
-    const mx::Shape shape = output_shapes(inputs)[0];
-    const auto by_row = [&](const mx::array& updates) {
-      const mx::array sums = mx::scatter_add(mx::zeros(shape, mx::float32, s), ids,
-                                             mx::expand_dims(updates, 1, s), 0, s);
-      return mx::astype(sums, inputs[0].dtype(), s);
+    const auto by_row = [&](const mx::array& terms) {
+      return mx::astype(sum_rows(terms, ids, inputs[2].shape(0), s), inputs[0].dtype(), s);
     };
     const mx::array codes = mx::take(inputs[2], ids, 0, s);
     return {by_row(compose_scale_gradient(format_, dy, codes, s)),
@@ -104,8 +102,13 @@ class EmbeddingScaleGradient : public QuantizedPrimitive {
 
 Arrays apply_embedding_scale_gradient(
     const QuantizedFormat& format, mx::array dy, mx::array ids, mx::array w, mx::Stream s) {
+  auto primitive = std::make_shared<EmbeddingScaleGradient>(s, format);
+  if (primitive->launches_kernels()) {
+    note_fallback(kQuantizedEmbedding, "the gradient in scales and biases is a graph of MLX ops");
+    return primitive->compose({dy, ids, w});
+  }
   const mx::Dtype dtype = dy.dtype();
-  return outputs_of(std::make_shared<EmbeddingScaleGradient>(s, format), {dtype, dtype},
+  return outputs_of(std::move(primitive), {dtype, dtype},
                     {std::move(dy), std::move(ids), std::move(w)});
 }
 

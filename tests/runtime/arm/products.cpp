@@ -25,16 +25,34 @@ double e2m1(int code) {
   return code & 8 ? -kValues[code & 7] : kValues[code & 7];
 }
 
+double largest_code(const QuantizedFormat& format) {
+  switch (format.kind) {
+    case QuantizedKind::kAffine:
+      return (1 << format.bits) - 1;
+    case QuantizedKind::kMxfp8:
+      return 448;
+    default:
+      return 6;
+  }
+}
+
+// An element of W.
+struct Weight {
+  double value;
+  double terms;  // |scale * code| + |bias|, which can be much larger than |value|
+  double most;   // |scale| times the largest code of the format
+};
+
 struct Matrix {
   QuantizedFormat format;
   KernelDtype dtype;
   int64_t outputs, columns;
   std::vector<uint32_t> w;
   std::vector<char> scales, biases;
-  std::vector<double> values;  // [outputs][columns]
+  std::vector<Weight> weights;  // [outputs][columns]
 
   Matrix(QuantizedFormat of, KernelDtype type, int64_t n, int64_t k)
-      : format(of), dtype(type), outputs(n), columns(k), values(n * k) {
+      : format(of), dtype(type), outputs(n), columns(k), weights(n * k) {
     for (int64_t i = 0; i < n * k * of.bits / 32; ++i) {
       const auto word = static_cast<uint32_t>(random_bits());
       w.push_back(of.kind == QuantizedKind::kMxfp8 ? word & 0xbfbfbfbfu : word);  // no NaN
@@ -57,28 +75,28 @@ struct Matrix {
       }
     }
     for (int64_t i = 0; i < n * k; ++i) {
-      values[i] = value(i / k, i % k);
+      weights[i] = weight(i / k, i % k);
     }
   }
 
-  double value(int64_t n, int64_t k) const {
+  Weight weight(int64_t n, int64_t k) const {
     const int64_t bit = (n * columns + k) * format.bits, group = (n * columns + k) / format.group;
     uint64_t words = w[bit / 32];
     if (bit % 32 + format.bits > 32) {
       words |= static_cast<uint64_t>(w[bit / 32 + 1]) << 32;
     }
     const int code = static_cast<int>(words >> (bit % 32) & ((1u << format.bits) - 1));
-    const int scale = static_cast<uint8_t>(scales[format.has_biases() ? 0 : group]);
-    switch (format.kind) {
-      case QuantizedKind::kAffine:
-        return loaded(dtype, scales, group) * code + loaded(dtype, biases, group);
-      case QuantizedKind::kMxfp4:
-        return std::ldexp(e2m1(code), scale - 127);
-      case QuantizedKind::kNvfp4:
-        return e2m1(code) * e4m3(scale);
-      default:
-        return std::ldexp(e4m3(code), scale - 127);
-    }
+    const int byte = static_cast<uint8_t>(scales[format.has_biases() ? 0 : group]);
+    const bool affine = format.has_biases(), has_e4m3 = format.kind == QuantizedKind::kNvfp4;
+    const double scale = affine     ? loaded(dtype, scales, group)
+                         : has_e4m3 ? e4m3(byte)
+                                    : std::ldexp(1, byte - 127);
+    const double number = affine                                 ? code
+                          : format.kind == QuantizedKind::kMxfp8 ? e4m3(code)
+                                                                 : e2m1(code);
+    const double bias = affine ? loaded(dtype, biases, group) : 0;
+    return {scale * number + bias, std::abs(scale * number) + std::abs(bias),
+            std::abs(scale) * largest_code(format)};
   }
 
   std::vector<char> times(QuantizedProduct product,
@@ -137,9 +155,9 @@ void compare(const Matrix& matrix, QuantizedProduct product, int64_t rows) {
   const bool wide = matrix.dtype == KernelDtype::kFloat32;
   const int bits = matrix.format.activation_bits;
   // Bits of an element of x, next to the largest of its group.
-  const double of_x = transposed && bits == 8               ? 0x1p-8
-                      : wide && !(transposed && bits == 16) ? 0x1p-23
-                                                            : 0x1p-15;
+  const double rounding = transposed && bits == 8               ? 0x1p-8
+                          : wide && !(transposed && bits == 16) ? 0x1p-23
+                                                                : 0x1p-15;
   const double of_out = wide ? 0 : matrix.dtype == KernelDtype::kFloat16 ? 0x1p-11 : 0x1p-8;
   double worst = 0;
   for (int64_t m = 0; m < rows; ++m) {
@@ -148,20 +166,20 @@ void compare(const Matrix& matrix, QuantizedProduct product, int64_t rows) {
       largest = std::max(largest, std::abs(loaded(matrix.dtype, x, m * summed + k)));
     }
     for (int64_t n = 0; n < columns; ++n) {
-      double sum = 0, sizes = 0, squares = 0, largest_w = 0;
+      double sum = 0, sizes = 0, squares = 0, most = 0;
       for (int64_t k = 0; k < summed; ++k) {
-        const double w = matrix.values[transposed ? n * summed + k : k * columns + n];
-        const double product_of = loaded(matrix.dtype, x, m * summed + k) * w;
-        sum += product_of;
-        sizes += std::abs(product_of);
-        squares += w * w;
-        largest_w = std::max(largest_w, std::abs(w));
+        const Weight& w = matrix.weights[transposed ? n * summed + k : k * columns + n];
+        const double of_x = loaded(matrix.dtype, x, m * summed + k);
+        sum += of_x * w.value;
+        sizes += std::abs(of_x) * w.terms;
+        squares += w.value * w.value;
+        most = std::max(most, w.most);
       }
-      if (!transposed) {  // x times scales is rounded next to the largest scale
-        squares = 4 * static_cast<double>(summed) * largest_w * largest_w;
+      if (!transposed) {  // x times scales is rounded next to the largest scale, then times codes
+        squares = 4 * static_cast<double>(summed) * most * most;
       }
       // Rounding x is random: the error is that of the root of a sum of squares, five times.
-      const double allowed = 5 * of_x * largest * std::sqrt(squares) + 3e-7 * sizes +
+      const double allowed = 5 * rounding * largest * std::sqrt(squares) + 3e-7 * sizes +
                              1.01 * of_out * std::abs(sum) + 1e-7;
       const double error = std::abs(loaded(matrix.dtype, out, m * columns + n) - sum);
       worst = std::max(worst, error / allowed);

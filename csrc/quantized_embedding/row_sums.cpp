@@ -1,0 +1,103 @@
+#include "quantized_embedding/row_sums.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/errors.h"
+#include "mlx/primitives.h"
+#include "quantized_embedding/quantized_embedding.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+using Arrays = std::vector<mx::array>;
+
+// MLX's scatter_add() along the first axis. MLX (0.32.4) gives it no forward-mode derivative and no
+// shapes for compile(shapeless=True). Inputs: a table [rows, K], ids [n], x [n, 1, K].
+class RowSums : public mx::Scatter {
+ public:
+  explicit RowSums(mx::Stream s) : mx::Scatter(s, mx::Scatter::Sum, {0}) {}
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    return {inputs[0].shape()};
+  }
+
+  Arrays jvp(const Arrays& primals,
+             const Arrays& tangents,
+             const std::vector<int>& argnums) override {
+    mx::array sum = mx::zeros_like(primals[0], stream());
+    for (size_t i = 0; i < argnums.size(); ++i) {
+      require_float(argnums[i]);
+      sum = argnums[i] == 0 ? mx::add(sum, tangents[i], stream())
+                            : add_rows(sum, primals[1], tangents[i], stream());
+    }
+    return {sum};
+  }
+
+  Arrays vjp(const Arrays& primals,
+             const Arrays& cotangents,
+             const std::vector<int>& argnums,
+             const Arrays&) override {
+    Arrays gradients;
+    for (int i : argnums) {
+      require_float(i);
+      gradients.push_back(
+          i == 0 ? cotangents[0]
+                 : mx::expand_dims(mx::take(cotangents[0], primals[1], 0, stream()), 1, stream()));
+    }
+    return gradients;
+  }
+
+  // The tables of the elements become one table, and each element's ids point into its own part.
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs,
+                                           const std::vector<int>& axes) override {
+    const mx::Stream s = stream();
+    int count = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      count = axes[i] < 0 ? count : inputs[i].shape(axes[i]);
+    }
+    Arrays all;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      mx::array x =
+          axes[i] < 0 ? mx::expand_dims(inputs[i], 0, s) : mx::moveaxis(inputs[i], axes[i], 0, s);
+      mx::Shape shape = x.shape();
+      shape[0] = count;
+      all.push_back(mx::broadcast_to(x, shape, s));
+    }
+    const int rows = all[0].shape(1), columns = all[0].shape(2), n = all[1].shape(1);
+    const mx::array own = mx::where(mx::less(all[1], mx::array(0), s),
+                                    mx::add(all[1], mx::array(rows), s), all[1], s);
+    const mx::array first =
+        mx::multiply(mx::arange(0, count, 1, mx::int64, s), mx::array(int64_t{rows}), s);
+    const mx::array ids = mx::add(own, mx::expand_dims(first, 1, s), s);
+    const mx::array table =
+        add_rows(mx::reshape(all[0], {count * rows, columns}, s), mx::reshape(ids, {count * n}, s),
+                 mx::reshape(all[2], {count * n, 1, columns}, s), s);
+    return {{mx::reshape(table, {count, rows, columns}, s)}, {0}};
+  }
+
+  static mx::array add_rows(const mx::array& table,
+                            const mx::array& ids,
+                            const mx::array& x,
+                            mx::Stream s) {
+    return mx::array(table.shape(), table.dtype(), std::make_shared<RowSums>(s), {table, ids, x});
+  }
+
+ private:
+  static void require_float(int argument) {
+    if (argument == 1) {
+      throw_value_error(kQuantizedEmbedding, "no gradient in ids, which holds integers.");
+    }
+  }
+};
+
+}  // namespace
+
+mx::array sum_rows(const mx::array& x, const mx::array& ids, int rows, mx::Stream s) {
+  return RowSums::add_rows(mx::zeros({rows, x.shape(-1)}, x.dtype(), s), ids,
+                           mx::expand_dims(x, 1, s), s);
+}
+
+}  // namespace mlx_anvil
