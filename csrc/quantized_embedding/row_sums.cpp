@@ -5,28 +5,51 @@
 #include <vector>
 
 #include "common/errors.h"
-#include "mlx/primitives.h"
+#include "common/plan.h"
+#include "common/primitive.h"
 #include "quantized_embedding/quantized_embedding.h"
 
 namespace mlx_anvil {
 
 namespace {
 
-using Arrays = std::vector<mx::array>;
+mx::array add_rows(const mx::array& table, const mx::array& ids, const mx::array& x, mx::Stream s);
 
 // MLX's scatter_add() along the first axis. MLX (0.32.4) gives it no forward-mode derivative and no
 // shapes for compile(shapeless=True). Inputs: a table [rows, K], ids [n], x [n, 1, K].
-class RowSums : public mx::Scatter {
+class RowSums : public FusedPrimitive {
  public:
-  explicit RowSums(mx::Stream s) : mx::Scatter(s, mx::Scatter::Sum, {0}) {}
+  using FusedPrimitive::FusedPrimitive;
+
+  const char* op() const override { return kQuantizedEmbedding; }
+  const char* kind() const override { return "RowSums"; }
+
+  Arrays compose(const Arrays& inputs) override {
+    return {mx::scatter_add(inputs[0], inputs[1], inputs[2], 0, stream())};
+  }
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[0].shape()};
   }
 
-  Arrays jvp(const Arrays& primals,
-             const Arrays& tangents,
-             const std::vector<int>& argnums) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    scatter_primitive(inputs)->eval_cpu(inputs, outputs);
+  }
+
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    if (planning()) {
+      outputs[0].set_data(planned_memory());
+    } else if (stream().device == mx::Device::gpu) {
+      scatter_primitive(inputs)->eval_gpu(inputs, outputs);
+    } else {  // inside simulate()
+      eval_cpu_kernels(inputs, outputs);
+    }
+  }
+
+ protected:
+  Arrays tangent(const Arrays& primals,
+                 const Arrays& tangents,
+                 const std::vector<int>& argnums) override {
     mx::array sum = mx::zeros_like(primals[0], stream());
     for (size_t i = 0; i < argnums.size(); ++i) {
       require_float(argnums[i]);
@@ -36,10 +59,10 @@ class RowSums : public mx::Scatter {
     return {sum};
   }
 
-  Arrays vjp(const Arrays& primals,
-             const Arrays& cotangents,
-             const std::vector<int>& argnums,
-             const Arrays&) override {
+  Arrays gradient(const Arrays& primals,
+                  const Arrays& cotangents,
+                  const std::vector<int>& argnums,
+                  const Arrays&) override {
     Arrays gradients;
     for (int i : argnums) {
       require_float(i);
@@ -51,8 +74,8 @@ class RowSums : public mx::Scatter {
   }
 
   // The tables of the elements become one table, and each element's ids point into its own part.
-  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs,
-                                           const std::vector<int>& axes) override {
+  std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
+                                              const std::vector<int>& axes) override {
     const mx::Stream s = stream();
     int count = 0;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -78,14 +101,11 @@ class RowSums : public mx::Scatter {
     return {{mx::reshape(table, {count, rows, columns}, s)}, {0}};
   }
 
-  static mx::array add_rows(const mx::array& table,
-                            const mx::array& ids,
-                            const mx::array& x,
-                            mx::Stream s) {
-    return mx::array(table.shape(), table.dtype(), std::make_shared<RowSums>(s), {table, ids, x});
+ private:
+  std::shared_ptr<mx::Primitive> scatter_primitive(const Arrays& inputs) {
+    return compose(inputs)[0].primitive_ptr();
   }
 
- private:
   static void require_float(int argument) {
     if (argument == 1) {
       throw_value_error(kQuantizedEmbedding, "no gradient in ids, which holds integers.");
@@ -93,11 +113,14 @@ class RowSums : public mx::Scatter {
   }
 };
 
+mx::array add_rows(const mx::array& table, const mx::array& ids, const mx::array& x, mx::Stream s) {
+  return output_of(std::make_shared<RowSums>(s), table.dtype(), {table, ids, x});
+}
+
 }  // namespace
 
 mx::array sum_rows(const mx::array& x, const mx::array& ids, int rows, mx::Stream s) {
-  return RowSums::add_rows(mx::zeros({rows, x.shape(-1)}, x.dtype(), s), ids,
-                           mx::expand_dims(x, 1, s), s);
+  return add_rows(mx::zeros({rows, x.shape(-1)}, x.dtype(), s), ids, mx::expand_dims(x, 1, s), s);
 }
 
 }  // namespace mlx_anvil

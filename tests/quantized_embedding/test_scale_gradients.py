@@ -59,6 +59,30 @@ def test_derivatives_of_gradients(rng):
         assert_rounded(result, exact, mx.float32, factor=GRADIENT_FACTOR)
 
 
+def test_vmap_of_gradients(rng):
+    matrix = draw(Format("affine", 64, 4), (ROWS, 128), rng)
+    ids = mx.array(rng.integers(-ROWS, ROWS, (3, 20)))
+    dy, tangent = normal((3, 20, 128)), normal((3, 20, 128))
+
+    def gradients(ids, dy):
+        return mx.vjp(lookup_of(ids, matrix), list(matrix.arrays[1:]), [dy])[1]
+
+    def all_gradients(dy):
+        return mx.vmap(gradients)(ids, dy)
+
+    def assert_exact(results, dy):
+        for i in range(3):
+            exact = exact_gradients(np.array(ids[i]), matrix, to_numpy(dy[i]))
+            for result, one in zip(results, exact, strict=True):
+                assert_rounded(result[i], one, mx.float32, factor=GRADIENT_FACTOR)
+
+    assert_exact(all_gradients(dy), dy)
+    assert_exact(mx.jvp(all_gradients, [dy], [tangent])[1], tangent)
+    shared = mx.vmap(lambda dy: gradients(ids[0], dy))(dy[:1])
+    for result, one in zip(shared, all_gradients(dy), strict=True):
+        assert mx.allclose(result[0], one[0])
+
+
 @pytest.mark.cpu_only
 def test_one_kernel_for_both(rng):
     matrix = draw(Format("affine", 64, 4), (ROWS, 128), rng)
