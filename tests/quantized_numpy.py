@@ -174,10 +174,10 @@ def gradients(x: mx.array, matrix: Matrix, dy: mx.array) -> list[np.ndarray]:
 FEW_OUTPUTS = 64
 
 
-def half_unit(x: float, dtype: mx.Dtype) -> float:
+def half_units(x: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
     """Half the distance between adjacent numbers of a 16-bit format at x."""
     bits = 10 if dtype == mx.float16 else 7
-    return 2.0 ** (np.floor(np.log2(x)) - bits - 1) if x > 0 else 0.0
+    return np.where(x == 0, 0.0, np.ldexp(1.0, np.frexp(x)[1] - bits - 2))
 
 
 def dense_factor(rows: int, dense: bool = support.backend == "cuda") -> float:
@@ -209,7 +209,7 @@ def assert_rounded(
         rounded = to_numpy(mx.array(exact.astype(np.float32)).astype(dtype))
         off = np.abs(rounded - exact).max()
         if exact.size < FEW_OUTPUTS:  # all of which may happen to lie near numbers of the format
-            off = max(off, half_unit(np.abs(exact).max(), dtype))
+            off = max(off, half_units(np.abs(exact).max(), dtype))
         # x may be taken as integers of 16 bits, which are off by an eighth of float16's unit at most.
         limit = factor * off + 6e-5 * scale
     error = np.abs(to_numpy(result) - exact)
