@@ -1,9 +1,13 @@
 // Superblocks of w as bytes, for the integer products. For kernel files only, and only on machines
 // with VNNI. Each format reads 256 columns:
 //
-//   codes   four vectors of 64 columns in order; W = scale * (byte - kOffset) - min
+//   codes   four vectors of bytes; W = scale * (byte - kOffset) - min. Lane l of vector v has the
+//           columns [4 w, 4 w + 4) with w = word(v, l)
 //   scales  for each 16 or 32 columns (kGroup): with kMins, scale and min in turn; otherwise the
 //           scales, with zeros above
+//
+// With kPairs, a lane has columns of one group in vectors 0 and 1, and in vectors 2 and 3, so that
+// their products can be added before they meet the scale.
 #pragma once
 
 #include "common/simd/unroll.h"
@@ -25,6 +29,38 @@ inline u32v gguf_lanes(Element element) {
   return lanes;
 }
 
+// The orders of columns.
+struct GgufNatural {
+  static constexpr bool kPairs = false;
+  static constexpr int word(int vector, int lane) { return kLanes * vector + lane; }
+};
+
+// Of 16 bytes whose low and high halves are the two halves of a group: vectors of low and of high
+// halves, from 4 groups.
+struct GgufHalvesOfGroups {
+  static constexpr bool kPairs = true;
+  static constexpr int word(int vector, int lane) {
+    return 32 * (vector / 2) + 8 * (lane / 4) + 4 * (vector % 2) + lane % 4;
+  }
+};
+
+// Of 32 bytes whose low and high halves are two groups. Of each 16 bytes, the first vector has low
+// halves of the first 8 and high halves of the others. The second vector has what is left, with its
+// 8 bytes swapped.
+struct GgufGroupsOfHalves {
+  static constexpr bool kPairs = true;
+  static constexpr int word(int vector, int lane) {
+    const int run = 2 * (vector / 2) + lane / 8, is_high = lane / 2 % 2;
+    return 16 * run + 8 * is_high + 4 * (lane / 4 % 2) + 2 * (is_high ^ (vector % 2)) + lane % 2;
+  }
+};
+
+// The group of each lane of a vector.
+template <class Format>
+constexpr int gguf_group(int vector, int lane) {
+  return Format::word(vector, lane) / (Format::kGroup / 4);
+}
+
 inline __m512i gguf_low_halves(__m512i bytes) {
   return _mm512_and_si512(bytes, _mm512_set1_epi8(15));
 }
@@ -34,10 +70,22 @@ inline __m512i gguf_join(__m512i bytes, __m512i high) {
   return _mm512_ternarylogic_epi32(bytes, _mm512_set1_epi8(15), high, 0xea);
 }
 
-// Shifts for halves of 32 or of 16 columns.
-inline __m512i gguf_split_halves(__m512i twice, int bit_lane) {
-  const u32v shifts = gguf_lanes([=](int lane) { return lane & bit_lane ? 4 : 0; });
-  return gguf_low_halves(_mm512_srlv_epi32(twice, bits_as<__m512i>(shifts)));
+// The low and the high halves of bytes.
+inline void gguf_split(__m512i bytes, __m512i& low, __m512i& high) {
+  low = gguf_low_halves(bytes);
+  high = gguf_low_halves(_mm512_srli_epi16(bytes, 4));
+}
+
+// The order of GgufGroupsOfHalves: which halves a vector has, and the swap of its second one.
+inline bool gguf_is_high(int vector, int lane) {
+  return (lane / 2 % 2 != 0) != (vector % 2 != 0);
+}
+inline __m512i gguf_shift_halves(__m512i bytes, int vector) {
+  const u32v shifts = gguf_lanes([=](int lane) { return gguf_is_high(vector, lane) ? 4 : 0; });
+  return _mm512_srlv_epi32(bytes, bits_as<__m512i>(shifts));
+}
+inline __m512i gguf_swap_eights(__m512i bytes) {
+  return _mm512_shuffle_epi32(bytes, static_cast<_MM_PERM_ENUM>(0x4e));
 }
 
 inline __m512i gguf_twice(const uint8_t* from) {
@@ -74,41 +122,57 @@ inline f32v gguf_scales_and_mins(const uint8_t* block) {
   return bits_as<f32v>(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), halves));
 }
 
-struct GgufQ4K {
+struct GgufQ4K : GgufGroupsOfHalves {
   static constexpr GgufKind kKind = GgufKind::kQ4K;
   static constexpr bool kMins = true;
   static constexpr int kGroup = 32, kOffset = 0, kMost = 15;
 
   MLX_ANVIL_UNROLLED static f32v load(const uint8_t* from, GgufCodes& codes) {
-    unroll<kGgufVectors>([&](auto j) __attribute__((always_inline)) {
-      codes[j.value] = gguf_split_halves(gguf_twice(from + 16 + 32 * j.value), 8);
+    unroll<2>([&](auto p) __attribute__((always_inline)) {
+      const __m512i bytes = _mm512_loadu_si512(from + 16 + 64 * p.value);
+      codes[2 * p.value] = gguf_low_halves(gguf_shift_halves(bytes, 0));
+      codes[2 * p.value + 1] = gguf_swap_eights(gguf_low_halves(gguf_shift_halves(bytes, 1)));
+    });
+    return gguf_scales_and_mins(from);
+  }
+
+  // Codes of odd groups, the high halves, are 16 times themselves, which saves the shifts.
+  MLX_ANVIL_UNROLLED static f32v load_unshifted(const uint8_t* from, GgufCodes& codes) {
+    const __m512i first = bits_as<__m512i>(
+        gguf_lanes([](int lane) { return gguf_is_high(0, lane) ? 0xf0f0f0f0u : 0x0f0f0f0fu; }));
+    unroll<2>([&](auto p) __attribute__((always_inline)) {
+      const __m512i bytes = _mm512_loadu_si512(from + 16 + 64 * p.value);
+      codes[2 * p.value] = _mm512_and_si512(bytes, first);
+      codes[2 * p.value + 1] = gguf_swap_eights(_mm512_andnot_si512(first, bytes));
     });
     return gguf_scales_and_mins(from);
   }
 };
 
-struct GgufQ5K {
+struct GgufQ5K : GgufGroupsOfHalves {
   static constexpr GgufKind kKind = GgufKind::kQ5K;
   static constexpr bool kMins = true;
   static constexpr int kGroup = 32, kOffset = 0, kMost = 31;
 
   MLX_ANVIL_UNROLLED static f32v load(const uint8_t* from, GgufCodes& codes) {
     const __m512i high = gguf_twice(from + 16);
-    unroll<kGgufVectors>([&](auto j) __attribute__((always_inline)) {
-      const u32v shifts = gguf_lanes([](int lane) { return lane & 8 ? 4 : 0; });
-      // Rotates bit 2 j, or 2 j + 1 in the upper half, to bit 4.
-      const u32v turns =
-          gguf_lanes([=](int lane) { return (32 + 4 - 2 * j.value - (lane & 8 ? 1 : 0)) % 32; });
+    unroll<kGgufVectors>([&](auto v) __attribute__((always_inline)) {
+      // Rotates the bit of the group to bit 4.
+      const u32v turns = gguf_lanes([=](int lane) {
+        const int run = 2 * (v.value / 2) + lane / 8;
+        return (32 + 4 - 2 * run - (gguf_is_high(v.value, lane) ? 1 : 0)) % 32;
+      });
       const __m512i top =
           _mm512_and_si512(_mm512_rolv_epi32(high, bits_as<__m512i>(turns)), _mm512_set1_epi8(16));
-      codes[j.value] = gguf_join(
-          _mm512_srlv_epi32(gguf_twice(from + 48 + 32 * j.value), bits_as<__m512i>(shifts)), top);
+      const __m512i bytes = _mm512_loadu_si512(from + 48 + 64 * (v.value / 2));
+      const __m512i joined = gguf_join(gguf_shift_halves(bytes, v.value), top);
+      codes[v.value] = v.value % 2 == 0 ? joined : gguf_swap_eights(joined);
     });
     return gguf_scales_and_mins(from);
   }
 };
 
-struct GgufQ6K {
+struct GgufQ6K : GgufNatural {
   static constexpr GgufKind kKind = GgufKind::kQ6K;
   static constexpr bool kMins = false;
   static constexpr int kGroup = 16, kOffset = 32, kMost = 32;
@@ -134,18 +198,19 @@ struct GgufQ6K {
   }
 };
 
-struct GgufIq4Xs {
+struct GgufIq4Xs : GgufHalvesOfGroups {
   static constexpr GgufKind kKind = GgufKind::kIq4Xs;
   static constexpr bool kMins = false;
   static constexpr int kGroup = 32, kOffset = 128, kMost = 128;
 
   MLX_ANVIL_UNROLLED static f32v load(const uint8_t* from, GgufCodes& codes) {
-    const __m512i order = _mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3);
-    unroll<kGgufVectors>([&](auto j) __attribute__((always_inline)) {
-      const __m512i bytes = _mm512_castsi256_si512(
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 8 + 32 * j.value)));
-      codes[j.value] = gguf_iq4_bytes(gguf_split_halves(_mm512_permutexvar_epi64(order, bytes), 4));
+    unroll<2>([&](auto p) __attribute__((always_inline)) {
+      const __m512i bytes = _mm512_loadu_si512(from + 8 + 64 * p.value);
+      gguf_split(bytes, codes[2 * p.value], codes[2 * p.value + 1]);
     });
+    for (__m512i& own : codes) {
+      own = gguf_iq4_bytes(own);
+    }
     uint32_t low;
     uint16_t high;
     std::memcpy(&low, from + 4, sizeof(low));
@@ -164,31 +229,40 @@ struct GgufIq4Xs {
   }
 };
 
-// Puts the scales of pairs of blocks, words 0 and kSecond of each vector, into lanes.
-template <int kSecond>
-inline f32v gguf_scales_of_pairs(const GgufCodes& pairs) {
-  const __m512i order = _mm512_set1_epi32(kSecond << 16);
+// Puts the scales of kVectors vectors of short blocks into lanes: kEach of each, kWords words
+// apart.
+template <int kEach, int kWords, int kVectors>
+inline f32v gguf_scales_of_blocks(const __m512i (&vectors)[kVectors]) {
   __m512i halves = _mm512_setzero_si512();
-  unroll<kGgufVectors>([&](auto j) __attribute__((always_inline)) {
-    halves = _mm512_mask_permutexvar_epi16(halves, 3u << (2 * j.value), order, pairs[j.value]);
+  unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+    const __m512i order = bits_as<__m512i>(gguf_lanes([](int lane) {
+      return 2 * lane % kEach * kWords + ((2 * lane + 1) % kEach * kWords << 16);
+    }));
+    constexpr __mmask32 kOwn = ((1u << kEach) - 1) << (kEach * v.value);
+    halves = _mm512_mask_permutexvar_epi16(halves, kOwn, order, vectors[v.value]);
   });
   return bits_as<f32v>(_mm512_cvtph_ps(_mm512_castsi512_si256(halves)));
 }
 
-// Codes of pairs of blocks of 18 bytes.
+// Codes of blocks of 18 bytes, four of which are 72.
 MLX_ANVIL_UNROLLED f32v gguf_load_short(const uint8_t* from, GgufCodes& codes) {
+  constexpr int kRead = 8;  // from here on, a vector has the whole fourth block
   const __m512i order = bits_as<__m512i>(gguf_lanes([](int lane) {
-    return (lane / 8 * 18 + 2 + lane % 4 * 4) * 0x01010101 + 0x03020100;  // bytes, not swapped
+    const int block = lane / 4, first = 18 * block + 2 + lane % 4 * 4;
+    return static_cast<uint32_t>(first - (block == 3 ? kRead : 0)) * 0x01010101u + 0x03020100u;
   }));
-  GgufCodes pairs;
-  unroll<kGgufVectors>([&](auto j) __attribute__((always_inline)) {
-    pairs[j.value] = _mm512_maskz_loadu_epi8((uint64_t{1} << 36) - 1, from + 36 * j.value);
-    codes[j.value] = gguf_split_halves(_mm512_permutexvar_epi8(order, pairs[j.value]), 4);
+  __m512i blocks[2];
+  unroll<2>([&](auto p) __attribute__((always_inline)) {
+    blocks[p.value] = _mm512_loadu_si512(from + 72 * p.value);
+    const __m512i last = _mm512_loadu_si512(from + 72 * p.value + kRead);
+    const __m512i bytes = _mm512_mask_permutexvar_epi8(
+        _mm512_permutexvar_epi8(order, blocks[p.value]), uint64_t{0xffff} << 48, order, last);
+    gguf_split(bytes, codes[2 * p.value], codes[2 * p.value + 1]);
   });
-  return gguf_scales_of_pairs<9>(pairs);
+  return gguf_scales_of_blocks<4, 9>(blocks);
 }
 
-struct GgufQ4_0 {
+struct GgufQ4_0 : GgufHalvesOfGroups {
   static constexpr GgufKind kKind = GgufKind::kQ4_0;
   static constexpr bool kMins = false;
   static constexpr int kGroup = 32, kOffset = 8, kMost = 8;
@@ -198,7 +272,7 @@ struct GgufQ4_0 {
   }
 };
 
-struct GgufIq4Nl {
+struct GgufIq4Nl : GgufHalvesOfGroups {
   static constexpr GgufKind kKind = GgufKind::kIq4Nl;
   static constexpr bool kMins = false;
   static constexpr int kGroup = 32, kOffset = 128, kMost = 128;
@@ -212,7 +286,7 @@ struct GgufIq4Nl {
   }
 };
 
-struct GgufQ8_0 {
+struct GgufQ8_0 : GgufNatural {
   static constexpr GgufKind kKind = GgufKind::kQ8_0;
   static constexpr bool kMins = false;
   static constexpr int kGroup = 32, kOffset = 128, kMost = 128;
@@ -228,7 +302,7 @@ struct GgufQ8_0 {
           _mm512_xor_si512(_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1),
                            _mm512_set1_epi8(static_cast<char>(0x80)));
     });
-    return gguf_scales_of_pairs<17>(pairs);
+    return gguf_scales_of_blocks<2, 17>(pairs);
   }
 };
 

@@ -67,7 +67,8 @@ class Panel {
         }
         transpose(square);
         for (int i = 0; i < kLanes; ++i) {
-          std::memcpy(codes_ + ((words + i) * kPanelVectors + v) * 64, &square[i], sizeof(u32v));
+          const int word = Format::word(words / kLanes, i);
+          std::memcpy(codes_ + (word * kPanelVectors + v) * 64, &square[i], sizeof(u32v));
         }
       }
     }

@@ -2,15 +2,15 @@
 //   x ~= step * X,  X = X0 + 256 X1 (+ 65536 X2), each X_i a signed byte, one step per group
 //   sum of (code - offset) * x ~= step * (sum of (code - offset) * X), which is exact
 // Relative to the largest element of its group, an element is off by at most 2^-21 (float32), 2^-15
-// (two bytes) or 2^-8 (one byte). Codes are multiplied in the order of their columns, so that
-// unpacking is a load, a shift and a mask. A lane of a sum has four columns; a permutation of the
-// superblock's scales fits them.
+// (two bytes) or 2^-8 (one byte). x is packed in the order in which codes are unpacked. A lane of a
+// sum has columns of one group: four, or with one or two bytes of x and kPairs eight. A permutation
+// of the superblock's scales fits them.
 //
 //   for each kOutputs rows of w, superblock:
 //     unpack the codes to bytes and the scales; prefetch
 //     for each row of x:
 //       factors = scales * [step, -(sum of x)];  total += the products of minima
-//       for each 64 columns: total += (start + sum of codes * X) * factors      (vpdpbusd)
+//       for each sum: total += (start + sum of codes * X) * factors      (vpdpbusd)
 //   out = lane sums of the totals
 #include "gguf_matmul/simd/entries.h"
 #if defined(__AVX512VNNI__)
@@ -25,12 +25,19 @@ namespace {
 
 // ---- x ------------------------------------------------------------------------------------------
 
-// A packed superblock of a row of x: for each 64 columns, the bytes of each piece; with an offset,
-// for each 64 columns the initial sums; then the factors of the scales.
+// Three bytes of x need the bits that adding two products would take, or codes times 16.
+template <class Format, int kPieces>
+constexpr int kGgufVectorsPerSum = Format::kPairs && kPieces < 3 ? 2 : 1;
+template <class Format, int kPieces>
+constexpr bool kGgufIsUnshifted = kPieces < 3 && requires { Format::load_unshifted; };
+
+// A packed superblock of a row of x: for each vector of codes, the bytes of each piece; with an
+// offset, the initial value of each sum; then the factors of the scales.
 template <class Format, int kPieces>
 struct PackedX {
+  static constexpr int kSums = kGgufVectors / kGgufVectorsPerSum<Format, kPieces>;
   static constexpr int64_t kStart = kGgufSuperblock * kPieces;
-  static constexpr int64_t kFactors = kStart + (Format::kOffset ? kGgufSuperblock : 0);
+  static constexpr int64_t kFactors = kStart + (Format::kOffset ? 64 * kSums : 0);
   static constexpr int64_t kBytes = kFactors + 64;
 
   static int64_t row_bytes(int64_t columns) {
@@ -65,6 +72,7 @@ bool pack_superblock(const f32v (&x)[kLanes], char* to) {
   const IntSteps<kPieces> steps(largest);
   const f32v factor = steps.factor * kShrink, step = steps.step * (1.0f / kShrink);
   f32v factors = {};
+  alignas(64) char natural[kPieces][kGgufSuperblock];  // in the order of columns
   for (int i = 0; i < kLanes; i += kRuns) {
     const int group = i / kRuns;
     i32v sums = {};
@@ -77,29 +85,43 @@ bool pack_superblock(const f32v (&x)[kLanes], char* to) {
       const u32v bytes = (bits_as<u32v>(integers) + kCarry) ^ kCarry;
       for (int piece = 0; piece < kPieces; ++piece) {
         const __m128i own = _mm512_cvtepi32_epi8(bits_as<__m512i>(bytes >> (8 * piece)));
-        char* const at = to + ((i + run) / 4 * kPieces + piece) * 64 + (i + run) % 4 * 16;
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(at), own);
+        _mm_store_si128(reinterpret_cast<__m128i*>(natural[piece] + (i + run) * kLanes), own);
       }
     }
     if constexpr (Format::kMins) {
       const int sum = _mm512_reduce_add_epi32(bits_as<__m512i>(sums));
-      factors[2 * group] = step[group];
+      const bool is_times_16 = kGgufIsUnshifted<Format, kPieces> && group % 2 != 0;
+      factors[2 * group] = step[group] * (is_times_16 ? 1.0f / 16.0f : 1.0f);
       factors[2 * group + 1] = -step[group] * static_cast<float>(sum);
     } else {
       factors[group] = step[group];
     }
   }
+  unroll<kGgufVectors>([&](auto v) {
+    const __m512i order = bits_as<__m512i>(gguf_lanes(
+        [=](int lane) { return Format::word(v.value, lane) - v.value / 2 * 2 * kLanes; }));
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const char* const both = natural[piece] + v.value / 2 * 128;
+      const __m512i own =
+          _mm512_permutex2var_epi32(_mm512_load_si512(both), order, _mm512_load_si512(both + 64));
+      _mm512_storeu_si512(to + (v.value * kPieces + piece) * 64, own);
+    }
+  });
   if constexpr (Format::kOffset != 0) {
-    for (int j = 0; j < kGgufVectors; ++j) {
-      u32v sum = {};
-      for (int piece = kPieces - 1; piece >= 0; --piece) {
-        const __m512i bytes = _mm512_loadu_si512(to + (j * kPieces + piece) * 64);
-        const i32v own =
-            bits_as<i32v>(_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes));
-        sum = (sum << 8) + bits_as<u32v>(own);
+    constexpr int kEach = kGgufVectors / Layout::kSums * kPieces;  // vectors of bytes per sum
+    for (int s = 0; s < Layout::kSums; ++s) {
+      u32v sums[kPieces] = {};
+      for (int i = 0; i < kEach; ++i) {
+        const __m512i bytes = _mm512_loadu_si512(to + (s * kEach + i) * 64);
+        u32v& sum = sums[i % kPieces];
+        sum = bits_as<u32v>(_mm512_dpbusd_epi32(bits_as<__m512i>(sum), _mm512_set1_epi8(1), bytes));
+      }
+      u32v sum = sums[kPieces - 1];
+      for (int piece = kPieces - 2; piece >= 0; --piece) {
+        sum = (sum << 8) + sums[piece];
       }
       const u32v start = sum * static_cast<uint32_t>(-Format::kOffset);
-      std::memcpy(to + Layout::kStart + j * 64, &start, sizeof(start));
+      std::memcpy(to + Layout::kStart + s * 64, &start, sizeof(start));
     }
   }
   std::memcpy(to + Layout::kFactors, &factors, sizeof(factors));
@@ -126,10 +148,9 @@ bool pack_row(const T* x, int64_t columns, char* to) {
 constexpr int kOutputs = 2;
 
 template <class Format>
-inline u32v factors_of(int j) {
-  return gguf_lanes([=](int lane) {
-    return Format::kGroup == 16 ? 4 * j + lane / 4 : (2 * j + lane / 8) * (Format::kMins ? 2 : 1);
-  });
+inline u32v factors_of(int vector) {
+  return gguf_lanes(
+      [=](int lane) { return gguf_group<Format>(vector, lane) * (Format::kMins ? 2 : 1); });
 }
 
 // Rows of x: 1, or kRows = 0 for more, whose number is known at run time. Each row takes the same
@@ -197,7 +218,11 @@ class GgufGemv {
     GgufCodes codes[kOutputs];
     f32v scales[kOutputs];
     unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
-      scales[o.value] = Format::load(w[o.value], codes[o.value]);
+      if constexpr (kGgufIsUnshifted<Format, kPieces>) {
+        scales[o.value] = Format::load_unshifted(w[o.value], codes[o.value]);
+      } else {
+        scales[o.value] = Format::load(w[o.value], codes[o.value]);
+      }
       for (int64_t byte = 0; byte < kBytes; byte += 64) {
         __builtin_prefetch(w[o.value] + kAhead + byte, 0, 2);
       }
@@ -227,17 +252,27 @@ class GgufGemv {
                                                          bits_as<__m512>(factors[o.value])));
       }
     });
-    unroll<kGgufVectors>([&](auto j) __attribute__((always_inline)) {
+    unroll<Layout::kSums>([&](auto s) __attribute__((always_inline)) {
+      constexpr int kEach = kGgufVectors / Layout::kSums, kFirst = s.value * kEach;
       __m512i start = _mm512_setzero_si512();
       if constexpr (Format::kOffset != 0) {
-        start = _mm512_loadu_si512(x + Layout::kStart + j.value * 64);
+        start = _mm512_loadu_si512(x + Layout::kStart + s.value * 64);
       }
       u32v products[kOutputs][kPieces];
       unroll<kPieces>([&](auto piece) __attribute__((always_inline)) {
-        const __m512i bytes = _mm512_loadu_si512(x + (j.value * kPieces + piece.value) * 64);
+        __m512i own[kOutputs];
         unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
-          products[o.value][piece.value] = bits_as<u32v>(_mm512_dpbusd_epi32(
-              piece.value == 0 ? start : _mm512_setzero_si512(), codes[o.value][j.value], bytes));
+          own[o.value] = piece.value == 0 ? start : _mm512_setzero_si512();
+        });
+        unroll<kEach>([&](auto i) __attribute__((always_inline)) {
+          constexpr int kVector = kFirst + i.value;
+          const __m512i bytes = _mm512_loadu_si512(x + (kVector * kPieces + piece.value) * 64);
+          unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+            own[o.value] = _mm512_dpbusd_epi32(own[o.value], codes[o.value][kVector], bytes);
+          });
+        });
+        unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+          products[o.value][piece.value] = bits_as<u32v>(own[o.value]);
         });
       });
       unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
@@ -245,7 +280,7 @@ class GgufGemv {
         for (int piece = kPieces - 2; piece >= 0; --piece) {
           product = (product << 8) + products[o.value][piece];
         }
-        const __m512i order = bits_as<__m512i>(factors_of<Format>(j.value));
+        const __m512i order = bits_as<__m512i>(factors_of<Format>(kFirst));
         sums[o.value] = bits_as<f32v>(
             _mm512_fmadd_ps(_mm512_cvtepi32_ps(bits_as<__m512i>(product)),
                             _mm512_permutexvar_ps(order, bits_as<__m512>(factors[o.value])),
