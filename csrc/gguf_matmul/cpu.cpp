@@ -84,28 +84,54 @@ void replace_rows(const Product& call,
   }
 }
 
-void gemv(const Product& call, int64_t row_bytes, const void* x, int64_t rows, void* out) {
-  const GgufCpuKernels& kernels = call.kernels;
-  const Floats packed = bytes_as_floats(rows * row_bytes);
-  std::vector<uint8_t> finite(rows);
-  for (int64_t m = 0; m < rows; ++m) {
-    void* const to = at(static_cast<void*>(packed.get()), m * row_bytes);
-    finite[m] = kernels.int_pack(call.matrix, at(x, m * call.x_bytes()), to);
-    if (!finite[m]) {
-      std::memset(to, 0, row_bytes);
+// Up to kQuantizedGemvRows rows of x for int_gemv. Rows that are not finite are zero there.
+struct PackedRows {
+  Floats data;
+  std::vector<uint8_t> finite;
+
+  PackedRows(const Product& call, const void* x, int64_t rows) : finite(rows) {
+    const int64_t row_bytes = call.kernels.int_row_bytes(call.matrix);
+    data = bytes_as_floats(rows * row_bytes);
+    for (int64_t m = 0; m < rows; ++m) {
+      void* const to = at(static_cast<void*>(data.get()), m * row_bytes);
+      finite[m] = call.kernels.int_pack(call.matrix, at(x, m * call.x_bytes()), to);
+      if (!finite[m]) {
+        std::memset(to, 0, row_bytes);
+      }
     }
   }
-  const int64_t grain = std::max<int64_t>(1, kGemvGrain / std::max<int64_t>(1, call.x_columns()));
+
+  // Results [rows][count] for rows [first, first + count) of the matrix.
+  Floats multiply(const Product& call, int64_t first, int64_t count) const {
+    const int64_t rows = static_cast<int64_t>(finite.size());
+    Floats results = floats(rows * count);
+    call.kernels.int_gemv({call.matrix, first, count, rows, data.get(), results.get()});
+    return results;
+  }
+};
+
+// result(first, count) returns [rows][count] for rows [first, first + count) of the matrix.
+template <class Result>
+void in_parallel(const Product& call, int64_t rows, int64_t grain, void* out, Result result) {
   parallel_for(call.matrix.outputs, grain, [&](int64_t begin, int64_t end) {
     const int64_t count = end - begin, size = element_size(call.matrix.dtype);
-    const Floats results = floats(rows * count);
-    kernels.int_gemv({call.matrix, begin, count, rows, packed.get(), results.get()});
+    const Floats results = result(begin, count);
     for (int64_t m = 0; m < rows; ++m) {
       quantized_cpu_kernels().store_dense(call.matrix.dtype, results.get() + m * count, count,
                                           at(out, m * call.out_bytes() + begin * size));
     }
   });
-  replace_rows(call, x, finite, out);
+}
+
+int64_t gemv_grain(const Product& call) {
+  return std::max<int64_t>(1, kGemvGrain / std::max<int64_t>(1, call.x_columns()));
+}
+
+void gemv(const Product& call, const void* x, int64_t rows, void* out) {
+  const PackedRows packed(call, x, rows);
+  in_parallel(call, rows, gemv_grain(call), out,
+              [&](int64_t first, int64_t count) { return packed.multiply(call, first, count); });
+  replace_rows(call, x, packed.finite, out);
 }
 
 void gemm(const Product& call, const void* x, int64_t rows, void* out) {
@@ -135,10 +161,43 @@ void multiply(const Product& call, const void* x, int64_t rows, void* out) {
   if (row_bytes == 0) {
     multiply_floats(call, x, rows, out);
   } else if (rows <= kQuantizedGemvRows) {
-    gemv(call, row_bytes, x, rows, out);
+    gemv(call, x, rows, out);
   } else {
     gemm(call, x, rows, out);
   }
+}
+
+Floats in_floats(KernelDtype dtype, const void* row, int64_t columns) {
+  const int64_t lanes = quantized_cpu_kernels().lanes, vectors = 2 * ceil_div(columns, 2 * lanes);
+  Floats numbers = floats(vectors * lanes);
+  quantized_cpu_kernels().load_row(dtype, row, columns, /*values=*/1, vectors, numbers.get(),
+                                   2 * lanes);
+  return numbers;
+}
+
+Product gated_product(const GgufSwigluArgs& args, const uint8_t* w, KernelDtype dtype) {
+  return {gguf_cpu_kernels(),
+          {args.kind, dtype, args.activation_bits, args.sizes.columns, args.sizes.outputs, w},
+          QuantizedProduct::kTransposed};
+}
+
+// Row m as two products in float32, for any numbers.
+void swiglu_row(const GgufSwigluArgs& args, int64_t m) {
+  const int64_t size = element_size(args.dtype), outputs = args.sizes.outputs;
+  const Floats x =
+      in_floats(args.dtype, at(args.x, m * args.sizes.columns * size), args.sizes.columns);
+  const auto product = [&](const uint8_t* w) {
+    const Product call = gated_product(args, w, KernelDtype::kFloat32);
+    Floats results = floats(outputs);
+    const DividedRows divided(KernelDtype::kFloat32, x.get(), 1, args.sizes.columns);
+    multiply(call, divided.x(), 1, results.get());
+    divided.restore(results.get(), outputs);
+    return results;
+  };
+  const Floats gate = product(args.gate), up = product(args.up);
+  quantized_cpu_kernels().gate(args.options, gate.get(), up.get(), outputs);
+  quantized_cpu_kernels().store_dense(args.dtype, gate.get(), outputs,
+                                      at(args.out, m * outputs * size));
 }
 
 }  // namespace
@@ -163,6 +222,50 @@ void gguf_matmul_cpu(const GgufMatmulArgs& args) {
     const DividedRows divided(args.dtype, x, sizes.rows, call.x_columns());
     multiply(call, divided.x(), sizes.rows, out);
     divided.restore(out, call.out_columns());
+  }
+}
+
+void gguf_swiglu_cpu(const GgufSwigluArgs& args) {
+  const QuantizedSizes& sizes = args.sizes;
+  const int64_t size = element_size(args.dtype);
+  if (sizes.rows * sizes.outputs == 0) {
+    return;
+  }
+  if (sizes.columns == 0) {
+    std::memset(args.out, 0, sizes.rows * sizes.outputs * size);
+    return;
+  }
+  const Product gate = gated_product(args, args.gate, args.dtype);
+  const Product up = gated_product(args, args.up, args.dtype);
+  // The op sends at most kQuantizedGemvRows rows, but a shapeless compiled graph may see more.
+  for (int64_t first_row = 0; first_row < sizes.rows; first_row += kQuantizedGemvRows) {
+    const int64_t rows = std::min<int64_t>(kQuantizedGemvRows, sizes.rows - first_row);
+    std::vector<uint8_t> done(rows);
+    if (gate.kernels.int_row_bytes(gate.matrix) > 0) {
+      const void* const x = at(args.x, first_row * gate.x_bytes());
+      void* const out = at(args.out, first_row * gate.out_bytes());
+      const PackedRows packed(gate, x, rows);
+      in_parallel(gate, rows, gemv_grain(gate), out, [&](int64_t first, int64_t count) {
+        Floats gates = packed.multiply(gate, first, count);
+        const Floats ups = packed.multiply(up, first, count);
+        quantized_cpu_kernels().gate(args.options, gates.get(), ups.get(), rows * count);
+        return gates;
+      });
+      for (int64_t m = 0; m < rows; ++m) {
+        const auto largest = [&](const void* row, int64_t columns) {
+          return quantized_cpu_kernels().largest(args.dtype, row, columns);
+        };
+        done[m] = packed.finite[m] &&
+                  divisor_of_row(args.dtype, at(x, m * gate.x_bytes()), sizes.columns) == 1.0f &&
+                  largest(at(out, m * gate.out_bytes()), sizes.outputs) <=
+                      std::numeric_limits<float>::max();
+      }
+    }
+    for (int64_t m = 0; m < rows; ++m) {
+      if (!done[m]) {
+        swiglu_row(args, first_row + m);
+      }
+    }
   }
 }
 

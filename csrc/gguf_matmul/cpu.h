@@ -17,6 +17,7 @@ struct GgufRowsArgs {
 };
 
 void gguf_matmul_cpu(const GgufMatmulArgs& args);
+void gguf_swiglu_cpu(const GgufSwigluArgs& args);
 void gguf_rows_cpu(const GgufRowsArgs& args);
 
 }  // namespace mlx_anvil

@@ -11,7 +11,6 @@
 #include "common/ids.h"
 #include "common/shapeless.h"
 #include "gguf_matmul/primitive.h"
-#include "quantized_matmul/stepped_primitive.h"
 
 namespace mlx_anvil {
 
@@ -135,10 +134,10 @@ mx::array gguf_swiglu(const mx::array& x,
       return {gguf_swiglu(in[0], in[1], in[2], activation, options, s)};
     })[0];
   }
-  const auto product = [&](const mx::array& w) {
-    return multiply(op, x, w, QuantizedProduct::kTransposed, format, s);
-  };
-  return apply_gate(product(gate), product(up), activation, s);
+  const bool is_vector = x.ndim() == 1;
+  const mx::array result =
+      apply_gguf_swiglu(format, is_vector ? mx::expand_dims(x, 0, s) : x, gate, up, activation, s);
+  return is_vector ? mx::squeeze(result, 0, s) : result;
 }
 
 mx::array gguf_embedding(const mx::array& ids,

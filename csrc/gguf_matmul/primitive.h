@@ -1,6 +1,7 @@
 // Primitives of matrices in GGUF's blocks.
 #pragma once
 
+#include "common/gate_options.h"
 #include "common/primitive.h"
 #include "gguf_matmul/problem.h"
 
@@ -19,6 +20,14 @@ mx::array apply_gguf_matmul(const char* op,
                             QuantizedProduct product,
                             mx::array x,
                             mx::array w,
+                            mx::Stream s);
+
+// activation(x gate^T) * (x up^T) for x of rank 2 or more, and gate and up of rank 2.
+mx::array apply_gguf_swiglu(const GgufFormat& format,
+                            mx::array x,
+                            mx::array gate,
+                            mx::array up,
+                            const GateOptions& activation,
                             mx::Stream s);
 
 // Dequantises the rows `ids`, of 32 or 64 bits, of w of rank 2.

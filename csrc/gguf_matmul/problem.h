@@ -32,6 +32,7 @@
 
 #include <cstdint>
 
+#include "common/gate_options.h"
 #include "quantized_matmul/problem.h"
 
 namespace mlx_anvil {
@@ -74,6 +75,18 @@ struct GgufMatmulArgs {
   QuantizedProduct product;
   QuantizedSizes sizes;
   const uint8_t* w;  // [batch, N, bytes of a row]
+  const void* x;
+  void* out;
+};
+
+// out = activation(x Wg^T) * (x Wu^T), of up to kQuantizedGemvRows rows and one batch.
+struct GgufSwigluArgs {
+  KernelDtype dtype;  // of x and out
+  GgufKind kind;
+  int32_t activation_bits;  // as in QuantizedFormat
+  QuantizedSizes sizes;
+  const uint8_t *gate, *up;  // [N, bytes of a row]
+  GateOptions options;
   const void* x;
   void* out;
 };

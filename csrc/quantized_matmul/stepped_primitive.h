@@ -1,4 +1,4 @@
-// A gated product of quantized matrices as a primitive, with the derivatives of its steps.
+// Primitives with the derivatives of their steps, such as gated products of quantized matrices.
 #pragma once
 
 #include <functional>
@@ -17,9 +17,10 @@ inline mx::array apply_gate(const mx::array& gate,
   return activation == GateOptions{} ? silu_gate(gate, up, s) : gated(gate, up, activation, s);
 }
 
-class SteppedPrimitive : public QuantizedPrimitive {
+template <class Base>
+class InSteps : public Base {
  public:
-  using QuantizedPrimitive::QuantizedPrimitive;
+  using Base::Base;
 
  protected:
   // The result from ops with fused derivatives.
@@ -52,5 +53,7 @@ class SteppedPrimitive : public QuantizedPrimitive {
     };
   }
 };
+
+using SteppedPrimitive = InSteps<QuantizedPrimitive>;
 
 }  // namespace mlx_anvil

@@ -150,14 +150,62 @@ def test_without_elements(mode, rng):
     assert mlx_anvil.quantized_embedding(mx.array([], mx.int32), matrix.w, mode=mode).shape == (0, columns)
 
 
-def test_swiglu(mode, rng):
+def gated(x: np.ndarray, gate: GgufMatrix, up: GgufMatrix) -> np.ndarray:
+    g, u = (x @ side.weights.astype(np.float64).T for side in (gate, up))
+    return g / (1 + np.exp(-g)) * u
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_swiglu(instruction_set, mode, dtype, rng):
     columns = width_of(mode, 512)
-    gate, up = (GgufMatrix.random(rng, mode, 48, columns, scale=1e-4) for _ in range(2))
-    for rows in (1, 12):
-        x = mx.random.normal((rows, columns)) * 0.1
+    gate, up = (GgufMatrix.random(rng, mode, 45, columns, scale=1e-4) for _ in range(2))
+    for shape in ((columns,), (1, columns), (2, 4, columns), (12, columns)):
+        x = (mx.random.normal(shape) * 0.1).astype(dtype)
         result = mlx_anvil.quantized_swiglu(x, (gate.w,), (up.w,), mode=mode)
-        g, u = (to_numpy(x) @ side.weights.astype(np.float64).T for side in (gate, up))
-        assert max_error(result, mx.array(g / (1 + np.exp(-g)) * u, mx.float32)) < 1e-5
+        exact = gated(to_numpy(x), gate, up)
+        if dtype == mx.float32:
+            assert max_error(result, mx.array(exact, mx.float32)) < 1e-5
+        else:  # products of more than 8 rows are rounded before the gate
+            assert_rounded(result, exact, dtype, factor=4 if shape[0] == 12 else dense_factor(8))
+    assert mlx_anvil.quantized_swiglu(mx.zeros((0, columns), dtype), (gate.w,), (up.w,), mode=mode).shape == (0, 45)
+
+
+@pytest.mark.cpu_only
+def test_swiglu_is_one_kernel(mode, rng):
+    columns = width_of(mode, 512)
+    gate, up = (GgufMatrix.random(rng, mode, 45, columns, scale=1e-4) for _ in range(2))
+    x = mx.random.normal((8, columns)) * 0.1
+    # Rows that integers do not hold, and sums that overflow before they meet the scale.
+    x[2, 5], x[4, 0], x[6] = mx.nan, mx.inf, x[6] * 1e35
+
+    def swiglu(x, bits=None):
+        return mlx_anvil.quantized_swiglu(x, (gate.w,), (up.w,), mode=mode, activation_bits=bits)
+
+    with mlx_anvil.trace() as trace:
+        result = swiglu(x)
+        mx.eval(result)
+    assert trace.kernels == [f"gguf_swiglu_float32_{mode}"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = gated(to_numpy(x), gate, up).astype(np.float32)
+    rows = [0, 1, 3, 5, 7]
+    assert max_error(result[mx.array(rows)], mx.array(exact[rows])) < 1e-5
+    assert mx.isnan(result[2]).all()
+    np.testing.assert_allclose(np.array(result[6]), exact[6], rtol=1e-4)
+    for i in rows:
+        assert_same_bits(swiglu(x[i : i + 1]), result[i : i + 1])
+
+    small, cotangent = x[mx.array(rows)], mx.random.normal((5, 45))
+
+    def in_steps(x):
+        product = [mlx_anvil.quantized_matmul(x, side.w, mode=mode, activation_bits=8) for side in (gate, up)]
+        return mlx_anvil.silu_gate(*product)
+
+    of_op, of_steps = (mx.vjp(f, [small], [cotangent])[1][0] for f in (lambda x: swiglu(x, 8), in_steps))
+    assert max_error(of_op, of_steps) < 1e-6
+    (tangent,) = mx.jvp(lambda x: swiglu(x, 8), [small], [small])[1]
+    assert max_error(tangent, mx.jvp(in_steps, [small], [small])[1][0]) < 1e-6
+    assert max_error(mx.vmap(swiglu)(small), swiglu(small)) < 1e-6
+    assert max_error(mx.compile(swiglu, shapeless=True)(small), swiglu(small)) == 0
 
 
 def test_head(mode, rng):
