@@ -6,6 +6,7 @@
 
 #include "common/checks.h"
 #include "common/errors.h"
+#include "common/simulate.h"
 
 namespace mlx_anvil {
 
@@ -248,7 +249,9 @@ mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const Quantized
 }
 
 void convert(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s) {
-  if (!matrix.biases) {
+  const bool are_read_as_given = dtype == mx::float32 && !for_gpu(s) && matrix.biases &&
+                                 matrix.scales.dtype() == matrix.biases->dtype();
+  if (!matrix.biases || are_read_as_given) {
     return;
   }
   for (mx::array* x : {&matrix.scales, &*matrix.biases}) {

@@ -48,7 +48,8 @@ void check_x(const char* op,
 // Returns the promoted dtype of x and of affine scales and biases.
 mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const QuantizedMatrix*> matrices);
 
-// Converts affine scales and biases to `dtype`.
+// Converts affine scales and biases to `dtype`, that of x, unless kernels read them as they are: on
+// the CPU, float16 or bfloat16 where x is float32.
 void convert(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s);
 
 }  // namespace mlx_anvil
