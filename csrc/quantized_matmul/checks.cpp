@@ -249,15 +249,21 @@ mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const Quantized
 }
 
 void convert(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s) {
-  const bool are_read_as_given = dtype == mx::float32 && !for_gpu(s) && matrix.biases &&
-                                 matrix.scales.dtype() == matrix.biases->dtype();
-  if (!matrix.biases || are_read_as_given) {
+  if (!matrix.biases) {
     return;
   }
   for (mx::array* x : {&matrix.scales, &*matrix.biases}) {
     if (x->dtype() != dtype) {
       *x = mx::astype(*x, dtype, s);
     }
+  }
+}
+
+void convert_for_product(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s) {
+  const bool are_read_as_given = dtype == mx::float32 && !for_gpu(s) && matrix.biases &&
+                                 matrix.scales.dtype() == matrix.biases->dtype();
+  if (!are_read_as_given) {
+    convert(matrix, dtype, s);
   }
 }
 

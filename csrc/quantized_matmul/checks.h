@@ -48,8 +48,11 @@ void check_x(const char* op,
 // Returns the promoted dtype of x and of affine scales and biases.
 mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const QuantizedMatrix*> matrices);
 
-// Converts affine scales and biases to `dtype`, that of x, unless kernels read them as they are: on
-// the CPU, float16 or bfloat16 where x is float32.
+// Converts affine scales and biases to `dtype`.
 void convert(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s);
+
+// The same for a product with x of `dtype`, whose kernels on the CPU read float16 and bfloat16 as
+// they are where x is float32.
+void convert_for_product(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s);
 
 }  // namespace mlx_anvil
