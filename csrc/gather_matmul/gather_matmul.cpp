@@ -156,7 +156,7 @@ mx::array gather_quantized_matmul(const mx::array& x,
   const PairIds ids = given.pairs(sorted_indices, s);
   const auto product = transpose ? QuantizedProduct::kTransposed : QuantizedProduct::kPlain;
   const mx::Dtype dtype = result_dtype(x, {&matrix});
-  convert(matrix, dtype, s);
+  convert_for_product(matrix, dtype, s);
   return apply_gather_quantized_matmul(op, format, product, mx::astype(x, dtype, s),
                                        std::move(matrix), ids, s);
 }

@@ -23,8 +23,8 @@ struct ExpertMatrix {
   std::optional<mx::array> bias = std::nullopt;
 };
 
-// x, scales, biases and the experts' biases share one dtype, except uint8 scales. `op` is the name
-// that trace() shows.
+// x, scales, biases and the experts' biases share one dtype, except uint8 scales and what
+// convert_for_product() leaves as it is. `op` is the name that trace() shows.
 mx::array apply_gather_quantized_matmul(const char* op,
                                         const QuantizedFormat& format,
                                         QuantizedProduct product,

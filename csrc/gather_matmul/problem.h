@@ -48,7 +48,7 @@ inline int64_t gather_expert(const GatherSizes& sizes, const GatherIds& ids, int
 }
 
 struct GatherQuantizedArgs {
-  KernelDtype dtype;  // of x, out, and affine scales and biases
+  KernelDtype dtype;  // of x and out
   QuantizedFormat format;
   QuantizedProduct product;
   GatherSizes sizes;

@@ -127,7 +127,8 @@ class GatherQuantizedMatmul : public QuantizedPrimitive {
         if (of_weights.empty()) {
           of_weights = weight_gradients(primals, cotangents[0], argnums);
         }
-        gradients.push_back(i == 2 ? of_weights.front() : of_weights.back());
+        gradients.push_back(
+            mx::astype(i == 2 ? of_weights.front() : of_weights.back(), primals[i].dtype(), s));
       }
     }
     return gradients;

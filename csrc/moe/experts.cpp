@@ -90,7 +90,7 @@ mx::array in_steps(ExpertArrays&& arrays,
                    mx::Stream s) {
   const mx::Dtype dtype = experts_dtype(arrays);
   for (ExpertMatrix* side : {&arrays.gate, &arrays.up, &arrays.down}) {
-    convert(side->matrix, dtype, s);
+    convert_for_product(side->matrix, dtype, s);
     if (side->bias) {
       side->bias = mx::astype(*side->bias, dtype, s);
     }

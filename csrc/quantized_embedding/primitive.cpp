@@ -146,7 +146,7 @@ class QuantizedEmbedding : public QuantizedPrimitive {
   QuantizedEmbeddingArgs args_of(const Arrays& inputs, mx::array& out) const {
     QuantizedEmbeddingArgs args{};
     args.ids = row_ids(inputs[0]);
-    args.matrix = {format_, kernel_dtype_of(inputs[2]), out.shape(-1), inputs[1].shape(0),
+    args.matrix = {format_, kernel_dtype_of(out), out.shape(-1), inputs[1].shape(0),
                    pointers_of(weights_at(format_, inputs, 1))};
     args.dtype = kernel_dtype_of(out);
     args.out = out.data<void>();

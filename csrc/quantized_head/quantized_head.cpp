@@ -43,7 +43,7 @@ BestLogits best_logits(const char* op,
     return {node[0], node[1]};
   }
   const mx::Dtype dtype = result_dtype(x, {&matrix});
-  convert(matrix, dtype, s);
+  convert_for_product(matrix, dtype, s);
   BestLogits best = apply_quantized_head(op, format, mx::astype(x, dtype, s), std::move(matrix),
                                          static_cast<int>(kept), s);
   return squeezed ? BestLogits{mx::squeeze(best.indices, -1, s), mx::squeeze(best.values, -1, s)}

@@ -6,6 +6,7 @@
 
 #include "common/checks.h"
 #include "common/errors.h"
+#include "common/simulate.h"
 
 namespace mlx_anvil {
 
@@ -255,6 +256,14 @@ void convert(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s) {
     if (x->dtype() != dtype) {
       *x = mx::astype(*x, dtype, s);
     }
+  }
+}
+
+void convert_for_product(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s) {
+  const bool are_read_as_given = dtype == mx::float32 && !for_gpu(s) && matrix.biases &&
+                                 matrix.scales.dtype() == matrix.biases->dtype();
+  if (!are_read_as_given) {
+    convert(matrix, dtype, s);
   }
 }
 

@@ -51,4 +51,8 @@ mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const Quantized
 // Converts affine scales and biases to `dtype`.
 void convert(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s);
 
+// The same for a product with x of `dtype`, whose kernels on the CPU read float16 and bfloat16 as
+// they are where x is float32.
+void convert_for_product(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s);
+
 }  // namespace mlx_anvil

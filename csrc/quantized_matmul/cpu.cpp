@@ -35,12 +35,12 @@ QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
                                     int64_t batch) {
   const int64_t words = columns * format.bits / 32, groups = columns / format.group;
   const int64_t before = batch * outputs;
-  QuantizedWeights weights;
-  weights.w = all.w + before * words;
-  weights.scales =
-      at(all.scales, before * groups * (format.has_biases() ? element_size(dtype) : 1));
+  const int64_t before_bytes = before * groups * scale_size(format, all);
+  QuantizedWeights weights = all;
+  weights.w += before * words;
+  weights.scales = at(all.scales, before_bytes);
   if (all.biases) {
-    weights.biases = at(all.biases, before * groups * element_size(dtype));
+    weights.biases = at(all.biases, before_bytes);
   }
   return {format, dtype, columns, outputs, weights};
 }

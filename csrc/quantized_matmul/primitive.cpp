@@ -177,7 +177,8 @@ class QuantizedMatmul : public QuantizedPrimitive {
                              primals[1], has_scales, stream());
     Arrays gradients;
     for (int i : argnums) {
-      gradients.push_back(i == 2 ? both.front() : both.back());
+      gradients.push_back(
+          mx::astype(i == 2 ? both.front() : both.back(), primals[i].dtype(), stream()));
     }
     return gradients;
   }

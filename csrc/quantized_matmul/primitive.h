@@ -7,7 +7,8 @@
 namespace mlx_anvil {
 
 // Applies our kernels, or MLX's op if no kernel supports the call (`trace()` then shows it under
-// `op`). x, scales and biases share one dtype, except uint8 scales.
+// `op`). x, scales and biases share one dtype, except uint8 scales and what convert_for_product()
+// leaves as it is.
 mx::array apply_quantized_matmul(const char* op,
                                  const QuantizedFormat& format,
                                  QuantizedProduct product,

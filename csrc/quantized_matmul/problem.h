@@ -12,12 +12,13 @@
 // bits straddle words; 32 codes always take `bits` words. K is a multiple of the group size.
 //
 //   format  bits           group       value(code)                scales
-//   affine  2 3 4 5 6 8    32 64 128   the unsigned integer       of x's dtype; biases likewise
+//   affine  2 3 4 5 6 8    32 64 128   the unsigned integer       floating point; biases likewise
 //   mxfp4   4              32          e2m1: 0 .5 1 1.5 2 3 4 6   uint8 e8m0: 2^(s - 127)
 //   mxfp8   8              32          e4m3 (0x7f, 0xff: NaN)     uint8 e8m0
 //   nvfp4   4              16          e2m1                       uint8 e4m3
 //
-// The top bit of e2m1 and e4m3 is the sign.
+// The top bit of e2m1 and e4m3 is the sign. Affine scales and biases have the dtype of x. On the
+// CPU they may be float16 or bfloat16 where x is float32.
 #pragma once
 
 #include <cstdint>
@@ -60,13 +61,20 @@ struct QuantizedSizes {
 };
 
 struct QuantizedWeights {
-  const uint32_t* w = nullptr;   // [batch, N, K * bits / 32]
-  const void* scales = nullptr;  // [batch, N, K / group]
-  const void* biases = nullptr;  // [batch, N, K / group]; null unless affine
+  const uint32_t* w = nullptr;                      // [batch, N, K * bits / 32]
+  const void* scales = nullptr;                     // [batch, N, K / group]
+  const void* biases = nullptr;                     // [batch, N, K / group]; null unless affine
+  KernelDtype scale_dtype = KernelDtype::kFloat32;  // of affine scales and biases
 };
 
+// Bytes of a scale or bias.
+[[gnu::always_inline]] inline int64_t scale_size(const QuantizedFormat& format,
+                                                 const QuantizedWeights& weights) {
+  return format.has_biases() ? element_size(weights.scale_dtype) : 1;
+}
+
 struct QuantizedMatmulArgs {
-  KernelDtype dtype;  // of x, out, and affine scales and biases
+  KernelDtype dtype;  // of x and out
   QuantizedFormat format;
   QuantizedProduct product;
   QuantizedSizes sizes;

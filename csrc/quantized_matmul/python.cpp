@@ -42,7 +42,9 @@ Args:
     w (array): uint32 ``[..., N, K * bits / 32]``, or uint8 ``[..., N, bytes of a row]`` in modes of
         GGUF; rank 2, or leading dimensions that broadcast with those of ``x``.
     scales (array, optional): ``[..., N, K / group_size]``; floating point (affine), or uint8.
-        Required but in modes of GGUF, which have none.
+        Required but in modes of GGUF, which have none. With float32 ``x``, the CPU reads scales and
+        biases of float16 or of bfloat16 as they are; every other call converts them to the promoted
+        dtype.
     biases (array, optional): like ``scales``; affine only, and required there.
     transpose (bool): whether ``w`` is transposed. Default: ``True``.
     group_size (int, optional): 32, 64 (default) or 128 for affine; 32 for mxfp4 and mxfp8; 16 for

@@ -48,7 +48,7 @@ mx::array multiply(const char* op,
                    mx::Stream s) {
   const auto product = transpose ? QuantizedProduct::kTransposed : QuantizedProduct::kPlain;
   const mx::Dtype dtype = result_dtype(x, {&matrix});
-  convert(matrix, dtype, s);
+  convert_for_product(matrix, dtype, s);
   return with_rows(mx::astype(x, dtype, s), s, [&](mx::array rows) {
     if (matrix.w.ndim() == 2) {
       return apply_quantized_matmul(op, format, product, std::move(rows), std::move(matrix), s);
@@ -138,8 +138,8 @@ mx::array quantized_swiglu(const mx::array& x,
     return shapeless_node(op, s, x, {&gate, &up}, call)[0];
   }
   const mx::Dtype dtype = result_dtype(x, {&gate, &up});
-  convert(gate, dtype, s);
-  convert(up, dtype, s);
+  convert_for_product(gate, dtype, s);
+  convert_for_product(up, dtype, s);
   return with_rows(mx::astype(x, dtype, s), s, [&](mx::array rows) {
     return apply_quantized_swiglu(format, std::move(rows), std::move(gate), std::move(up),
                                   activation, s);

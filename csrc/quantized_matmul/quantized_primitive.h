@@ -50,8 +50,14 @@ inline QuantizedWeightArrays weights_at(const QuantizedFormat& format,
 }
 
 inline QuantizedWeights pointers_of(const QuantizedWeightArrays& weights) {
-  return {weights.w->data<uint32_t>(), weights.scales->data<void>(),
-          weights.biases ? weights.biases->data<void>() : nullptr};
+  QuantizedWeights pointers;
+  pointers.w = weights.w->data<uint32_t>();
+  pointers.scales = weights.scales->data<void>();
+  if (weights.biases) {
+    pointers.biases = weights.biases->data<void>();
+    pointers.scale_dtype = kernel_dtype_of(*weights.scales);
+  }
+  return pointers;
 }
 
 // Returns the inputs of each vmap element. Uses slices, because mx::take rejects an x without

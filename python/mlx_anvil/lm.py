@@ -38,6 +38,7 @@ def patch_all(
     router: bool = True,
     experts: bool = True,
     recurrence: bool = True,
+    repack: bool = False,
     prebuild: bool = False,
 ) -> None:
     """Applies :func:`mlx_anvil.patch` to every model that mlx-lm loads from now on: by ``mlx_lm.load``, its commands
@@ -55,6 +56,7 @@ def patch_all(
         router: see :func:`mlx_anvil.patch`.
         experts: see :func:`mlx_anvil.patch`.
         recurrence: see :func:`mlx_anvil.patch`.
+        repack: see :func:`mlx_anvil.patch`.
         prebuild: see :func:`mlx_anvil.patch`.
 
     Raises:
@@ -75,6 +77,7 @@ def patch_all(
             "router": router,
             "experts": experts,
             "recurrence": recurrence,
+            "repack": repack,
             "prebuild": prebuild,
         }
         for name in _LOADERS:

@@ -123,12 +123,13 @@ def quantized_modules(x: mx.array) -> mx.array:
 
 
 def patched(model: mlx.nn.Module) -> tuple[str, str]:
-    report: patching.Report = mlx_anvil.patch(model, rope=False)
+    report: patching.Report = mlx_anvil.patch(model, rope=False, repack=True)
+    repacked: int = report.repacked
     mlx_anvil.unpatch(model)
     assert mlx_anvil.use_huge_pages(mx.zeros(3)) >= 0
     mlx_anvil.lm.unpatch_all()
     reports: tuple[patching.Report, ...] = mlx_anvil.lm.reports()
-    return report.swapped[0].op, str([report.fallbacks for report in reports])
+    return report.swapped[0].op, str([repacked, *(report.fallbacks for report in reports)])
 
 
 def over_a_group(q: mx.array) -> mx.array:

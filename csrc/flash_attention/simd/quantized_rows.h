@@ -214,7 +214,8 @@ class QuantizedTile {
                int64_t row,
                int64_t count,
                float* to) const {
-    const QuantizedMatrixView matrix = {view_.format, args_.dtype, columns_, count, {}};
+    QuantizedMatrixView matrix = {view_.format, args_.dtype, columns_, count, {}};
+    matrix.weights.scale_dtype = args_.dtype;
     with_scales(matrix, numbers, [&](const auto* from, auto widen) {
       from = row_address(from, strides, batch, rows_.kv_head, row);
       const bool dense = strides[2] == numbers_.groups;

@@ -46,11 +46,7 @@ class IntGemvOfOne {
   void run() {
     with_scales(args_.matrix, args_.matrix.weights.scales, [&](const auto* scales, auto widen) {
       using Scale = std::remove_cvref_t<decltype(*scales)>;
-      // Three bytes are for float32, fewer for any dtype.
-      constexpr bool kIsOfFormat = !Format::kHasBiases ? sizeof(Scale) == 1
-                                   : kPieces == 3      ? sizeof(Scale) == 4
-                                                       : sizeof(Scale) > 1;
-      if constexpr (kIsOfFormat) {
+      if constexpr (Format::kHasBiases == (sizeof(Scale) > 1)) {
         for (int64_t n = 0; n < args_.count; n += kOutputs) {
           multiply(n, scales, static_cast<const Scale*>(args_.matrix.weights.biases), widen);
         }

@@ -27,7 +27,7 @@ inline constexpr int64_t kQuantizedIntVectors = 32;
 // One matrix of a batch.
 struct QuantizedMatrixView {
   QuantizedFormat format;
-  KernelDtype dtype;  // of affine scales and biases
+  KernelDtype dtype;  // of x and of results
   int64_t columns;
   int64_t outputs;
   QuantizedWeights weights;

@@ -53,7 +53,7 @@ class PlainGemv {
   static constexpr int64_t kBlockWords = BlockUnits::kWords * kLanes;
 
   void prefetch_scales(const void* numbers, int64_t first) const {
-    const int64_t size = Format::kHasBiases ? element_size(args_.matrix.dtype) : 1;
+    const int64_t size = scale_size(args_.matrix.format, args_.matrix.weights);
     __builtin_prefetch(static_cast<const char*>(numbers) + first * size, 0, 2);
   }
 

@@ -262,9 +262,9 @@ inline auto with_scales(const QuantizedMatrixView& matrix, const void* numbers, 
   const auto widen_floats = [](const auto* x) { return load_lanes(x); };
   switch (matrix.format.kind) {
     case QuantizedKind::kAffine:
-      return matrix.dtype == KernelDtype::kFloat32
+      return matrix.weights.scale_dtype == KernelDtype::kFloat32
                  ? action(static_cast<const float*>(numbers), widen_floats)
-             : matrix.dtype == KernelDtype::kFloat16
+             : matrix.weights.scale_dtype == KernelDtype::kFloat16
                  ? action(static_cast<const f16*>(numbers), widen_floats)
                  : action(static_cast<const bf16*>(numbers), widen_floats);
     case QuantizedKind::kNvfp4:

@@ -12,13 +12,16 @@ GROUP_SIZE, BITS = 64, 4
 
 
 def _matrix(outputs: int, columns: int, dtype: mx.Dtype) -> dict[str, mx.array]:
-    """Parameters of a quantized layer with random codes. The scales keep the magnitude of activations."""
+    """Parameters of a quantized layer with random codes. The scales keep the magnitude of activations.
+
+    Float32 ones have values of float16, as in a model that was quantized in float16 and is run in float32.
+    """
     # MLX makes random integers from float32, so 32-bit ones would have zeros in their lowest bits.
     codes = mx.random.randint(0, 2**16, (outputs, columns * BITS // 16), mx.uint16).view(mx.uint32)
     middle, deviation = (2**BITS - 1) / 2, 4.6
     scales = mx.random.uniform(0.5, 1.5, (outputs, columns // GROUP_SIZE)) * (columns**-0.5 / deviation)
-    scales = scales.astype(dtype)
-    return {"weight": codes, "scales": scales, "biases": -middle * scales}
+    scales = scales.astype(mx.float16 if dtype == mx.float32 else dtype)
+    return {"weight": codes, "scales": scales.astype(dtype), "biases": (-middle * scales).astype(dtype)}
 
 
 def quantized_linear(inputs: int, outputs: int, dtype: mx.Dtype) -> nn.QuantizedLinear:

@@ -79,12 +79,14 @@ class Report:
         swapped: calls that our ops replace.
         left: calls that were not swapped, with the reason.
         prebuilt: the pipelines of ``patch(model, prebuild=True)``, else None.
+        repacked: how many layers have scales and biases of 16 bits by ``patch(model, repack=True)``.
     """
 
     model: str
     swapped: tuple[Row, ...]
     left: tuple[Row, ...]
     prebuilt: Prebuilt | None = None
+    repacked: int = 0
     log: FallbackLog = field(default_factory=FallbackLog, repr=False, compare=False)
 
     @property
@@ -94,11 +96,12 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """One sentence: how many calls were swapped. It counts each call of each module once."""
+        """One sentence: how many calls were swapped, each of each module once, and how many layers repacked, if any."""
         total = len(self.swapped) + len(self.left)
         if not self.swapped:
             return f"{self.model}: nothing to swap."
-        return f"{self.model}: {len(self.swapped)} of {plural(total, 'call')} swapped."
+        repacked = f", {plural(self.repacked, 'layer')} repacked" if self.repacked else ""
+        return f"{self.model}: {len(self.swapped)} of {plural(total, 'call')} swapped{repacked}."
 
     def _tables(self) -> Iterator[Table]:
         heads, figures, elastic = ("modules", "", "call", "op"), frozenset((1,)), {2: 19, 0: 12}

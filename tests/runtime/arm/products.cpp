@@ -45,14 +45,20 @@ struct Weight {
 
 struct Matrix {
   QuantizedFormat format;
-  KernelDtype dtype;
+  KernelDtype dtype, scale_dtype;
   int64_t outputs, columns;
   std::vector<uint32_t> w;
   std::vector<char> scales, biases;
   std::vector<Weight> weights;  // [outputs][columns]
 
+  // Scales and biases are of any dtype if x is float32.
   Matrix(QuantizedFormat of, KernelDtype type, int64_t n, int64_t k)
-      : format(of), dtype(type), outputs(n), columns(k), weights(n * k) {
+      : format(of),
+        dtype(type),
+        scale_dtype(type == KernelDtype::kFloat32 ? KernelDtype(random_bits() % 3) : type),
+        outputs(n),
+        columns(k),
+        weights(n * k) {
     for (int64_t i = 0; i < n * k * of.bits / 32; ++i) {
       const auto word = static_cast<uint32_t>(random_bits());
       w.push_back(of.kind == QuantizedKind::kMxfp8 ? word & 0xbfbfbfbfu : word);  // no NaN
@@ -65,8 +71,8 @@ struct Matrix {
       bias[g] = uniform(-1.5f, 1.5f);
     }
     if (of.has_biases()) {
-      scales = stored(type, scale);
-      biases = stored(type, bias);
+      scales = stored(scale_dtype, scale);
+      biases = stored(scale_dtype, bias);
     } else {
       for (int64_t g = 0; g < groups; ++g) {
         // Small enough for float16 results, and no NaN.
@@ -88,13 +94,13 @@ struct Matrix {
     const int code = static_cast<int>(words >> (bit % 32) & ((1u << format.bits) - 1));
     const int byte = static_cast<uint8_t>(scales[format.has_biases() ? 0 : group]);
     const bool affine = format.has_biases(), has_e4m3 = format.kind == QuantizedKind::kNvfp4;
-    const double scale = affine     ? loaded(dtype, scales, group)
+    const double scale = affine     ? loaded(scale_dtype, scales, group)
                          : has_e4m3 ? e4m3(byte)
                                     : std::ldexp(1, byte - 127);
     const double number = affine                                 ? code
                           : format.kind == QuantizedKind::kMxfp8 ? e4m3(code)
                                                                  : e2m1(code);
-    const double bias = affine ? loaded(dtype, biases, group) : 0;
+    const double bias = affine ? loaded(scale_dtype, biases, group) : 0;
     return {scale * number + bias, std::abs(scale * number) + std::abs(bias),
             std::abs(scale) * largest_code(format)};
   }
@@ -110,7 +116,8 @@ struct Matrix {
     args.format = format;
     args.product = product;
     args.sizes = {1, rows, columns, outputs};
-    args.weights = {w.data(), scales.data(), format.has_biases() ? biases.data() : nullptr};
+    args.weights = {w.data(), scales.data(), format.has_biases() ? biases.data() : nullptr,
+                    scale_dtype};
     args.x = x.data();
     args.out = out.data();
     quantized_matmul_cpu(args);
@@ -123,13 +130,13 @@ struct Matrix {
 std::string name_of(const Matrix& matrix, QuantizedProduct product, int64_t rows) {
   constexpr const char* kKinds[] = {"affine", "mxfp4", "mxfp8", "nvfp4"};
   constexpr const char* kDtypes[] = {"float32", "float16", "bfloat16"};
-  char text[160];
-  std::snprintf(text, sizeof(text), "%s %d bits groups of %d %s, %d bits of x, %s, %d x (%d, %d)",
-                kKinds[static_cast<int>(matrix.format.kind)], matrix.format.bits,
-                matrix.format.group, kDtypes[static_cast<int>(matrix.dtype)],
-                matrix.format.activation_bits,
-                product == QuantizedProduct::kTransposed ? "x W^T" : "x W", static_cast<int>(rows),
-                static_cast<int>(matrix.outputs), static_cast<int>(matrix.columns));
+  char text[200];
+  std::snprintf(
+      text, sizeof(text), "%s %d bits groups of %d %s, scales %s, %d bits of x, %s, %d x (%d, %d)",
+      kKinds[static_cast<int>(matrix.format.kind)], matrix.format.bits, matrix.format.group,
+      kDtypes[static_cast<int>(matrix.dtype)], kDtypes[static_cast<int>(matrix.scale_dtype)],
+      matrix.format.activation_bits, product == QuantizedProduct::kTransposed ? "x W^T" : "x W",
+      static_cast<int>(rows), static_cast<int>(matrix.outputs), static_cast<int>(matrix.columns));
   return text;
 }
 
