@@ -38,16 +38,21 @@ def with_cache_writes(method: FunctionType, ours: FunctionType) -> Function:
         if rotation is None:
             return ours(self, x, mask, cache)  # type: ignore[no-any-return]
         batch, length, _ = x.shape
-        queries = self.q_proj(x).reshape(batch, length, self.n_heads, -1)
-        keys = self.k_proj(x).reshape(batch, length, self.n_kv_heads, -1)
-        values = self.v_proj(x).reshape(batch, length, self.n_kv_heads, -1)
+        is_token = length == 1  # whose axis no node has to move
+
+        def rows(y: mx.array, heads: int) -> mx.array:
+            return y.reshape((batch, heads, 1, -1) if is_token else (batch, length, heads, -1))
+
+        queries, keys = rows(self.q_proj(x), self.n_heads), rows(self.k_proj(x), self.n_kv_heads)
+        values = rows(self.v_proj(x), self.n_kv_heads)
         if has_norms:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
-        heads = [y.transpose(0, 2, 1, 3) for y in (queries, keys, values)]
+        heads = [y if is_token else y.transpose(0, 2, 1, 3) for y in (queries, keys, values)]
         queries, keys, values = _written(cache, heads, self.rope, rotation)
         attention = ours.__globals__[_ATTENTION]
         output = attention(queries, keys, values, cache=cache, scale=self.scale, mask=mask)
-        result: mx.array = self.o_proj(output.transpose(0, 2, 1, 3).reshape(batch, length, -1))
+        output = output if is_token else output.transpose(0, 2, 1, 3)
+        result: mx.array = self.o_proj(output.reshape(batch, length, -1))
         return result
 
     return call
