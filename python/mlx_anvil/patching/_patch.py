@@ -17,6 +17,7 @@ from mlx_anvil.patching._gate_rules import FUNCTIONS_OF_RULES as GATE_FUNCTIONS
 from mlx_anvil.patching._gate_rules import RULES as GATE_RULES
 from mlx_anvil.patching._latent_rules import RULES as LATENT_RULES
 from mlx_anvil.patching._left import RECURRENCE, is_activation_of_experts, is_of_experts, is_shared, reasons
+from mlx_anvil.patching._linear import linear_functions, siblings
 from mlx_anvil.patching._quantized_ops import QuantizedOps
 from mlx_anvil.patching._rebind import Call, Function, Rebinder
 from mlx_anvil.patching._recurrence_rules import RULES as RECURRENCE_RULES
@@ -163,12 +164,28 @@ class _Patch:
                 swapped += [replace(row, path=path) for row in plan.swapped]
                 left += [replace(row, path=path) for row in plan.left]
                 functions.append((module, plan.functions))
-            assign(functions)
+            assign(self._with_shared_inputs(functions))
         except BaseException:
             sweep()
             raise
         bequeath([module for module, _ in functions], self._adopt)
         return Report(_name(model), tuple(swapped), tuple(left), log=self._log)
+
+    def _with_shared_inputs(
+        self, functions: list[tuple[nn.Module, Mapping[Route, Function]]]
+    ) -> list[tuple[nn.Module, Mapping[Route, Function]]]:
+        """The functions, with those of quantized layers that compute products of one input together."""
+        if not self._quantized.swapped:
+            return functions
+        by_module = {id(module): own for module, own in functions}
+        for layers in siblings(module for module, _ in functions):
+            patched = [layer for layer in layers if by_module.get(id(layer))]
+            for layer, function in zip(patched, linear_functions(patched, self._quantized), strict=True):
+                by_module[id(layer)] = {
+                    route: function(ours) if route.name == "__call__" else ours
+                    for route, ours in by_module[id(layer)].items()
+                }
+        return [(module, by_module[id(module)]) for module, _ in functions]
 
     def _adopt(self, module: nn.Module) -> None:
         """Patches a layer that a shard of a patched one is in."""
