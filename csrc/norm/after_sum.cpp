@@ -1,23 +1,15 @@
 #include "norm/after_sum.h"
 
-#include <string_view>
 #include <utility>
 
 #include "common/block.h"
 #include "common/checks.h"
+#include "common/pending.h"
 #include "common/simulate.h"
-#include "mlx/primitives.h"
 
 namespace mlx_anvil {
 
 namespace {
-
-// True for the result of a primitive of MLX, found by its name as MLX does not export every class,
-// that no evaluation has reached.
-bool is_pending(const mx::array& x, std::string_view primitive) {
-  return x.has_primitive() && x.status() == mx::array::Status::unscheduled &&
-         x.primitive().name() == primitive;
-}
 
 // MLX may have stretched a term. It is an operand of smaller size then, and not a residual.
 bool is_stretched(const mx::array& x) {

@@ -64,14 +64,15 @@ std::optional<mx::array> SharedInput::multiply(size_t layer,
     return out;
   }
   const int64_t rows = static_cast<int64_t>(x.size()) / x.shape(-1);
-  if (rows > kQuantizedGemvRows || dropped_ >= kMostDropped) {
+  if (rows > kQuantizedGemvRows) {
     return std::nullopt;
   }
   if (is_learning(layer)) {
     learn(layer, x);
   }
   if (together_[layer] == 0) {
-    return std::nullopt;
+    return suits(format_, x, own) ? std::optional(apply_quantized_products(format_, x, {own}, s)[0])
+                                  : std::nullopt;
   }
   std::vector<size_t> layers;
   for (size_t i = 0; i < together_.size(); ++i) {
@@ -102,7 +103,7 @@ std::optional<mx::array> SharedInput::multiply(size_t layer,
 }
 
 bool SharedInput::is_learning(size_t layer) const {
-  return together_[layer] == 0 && alone_[layer] < kRunsAlone;
+  return together_[layer] == 0 && alone_[layer] < kRunsAlone && dropped_ < kMostDropped;
 }
 
 // A run ends with a call that has another x, or of a layer that was in it. Holding x keeps its

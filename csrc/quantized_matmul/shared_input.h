@@ -25,7 +25,8 @@ class SharedInput {
 
   SharedInput(const QuantizedFormat& format, size_t layers);
 
-  // The product of a layer, or none if it has to be computed alone. `own` is the layer's matrix.
+  // The product of a layer, or none if quantized_matmul() has to compute it. `own` is the layer's
+  // matrix.
   std::optional<mx::array> multiply(size_t layer,
                                     const mx::array& x,
                                     const QuantizedMatrix& own,

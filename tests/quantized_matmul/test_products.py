@@ -88,3 +88,22 @@ def test_gradients_of_scales(rng):
 
     want = mx.grad(lambda s: mlx_anvil.quantized_matmul(x, w, s, biases, **AFFINE.options).sum())(scales)
     assert mx.allclose(mx.grad(ours)(scales), want, rtol=1e-5, atol=1e-4)
+
+
+def test_a_reshape_before_it_is_skipped(rng, tmp_path):
+    matrices = drawn(AFFINE, rng)
+    x = normal((2, 5, 1, AFFINE.group_size))
+    rows = x.reshape(2, 1, -1)
+    results = products(rows, matrices)
+    graph = tmp_path / "graph.dot"
+    mx.export_to_dot(str(graph), *results)
+    assert "Reshape" not in graph.read_text()
+    for ours, want in zip(results, single_products(x.reshape(2, 1, -1), matrices), strict=True):
+        assert_same_bits(ours, want)
+    strided = x.swapaxes(0, 1)
+    results = products(strided.reshape(1, 2, -1), matrices)
+    for ours, want in zip(results, single_products(strided.reshape(1, 2, -1), matrices), strict=True):
+        assert_same_bits(ours, want)
+    gradient = mx.grad(lambda x: sum(y.sum() for y in products(x.reshape(2, 1, -1), matrices)))(x)
+    want = mx.grad(lambda x: sum(y.sum() for y in single_products(x.reshape(2, 1, -1), matrices)))(x)
+    assert mx.allclose(gradient, want, rtol=1e-5, atol=1e-4)
