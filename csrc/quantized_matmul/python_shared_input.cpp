@@ -39,13 +39,13 @@ class QuantizedLayers {
   // The product of x with a layer's matrix; none if the layer's own method has to run: on a GPU,
   // and for what is an error.
   std::optional<mx::array> multiply(size_t layer, nb::handle module, nb::handle x) {
+    const mx::Stream s = mx::to_stream({});
+    if (for_gpu(s) || composing()) {
+      return std::nullopt;
+    }
     const mx::array* rows = nullptr;
     const std::optional<QuantizedMatrix> matrix = matrix_of(module);
     if (!matrix || !nb::try_cast(x, rows) || !rows) {
-      return std::nullopt;
-    }
-    const mx::Stream s = mx::to_stream({});
-    if (for_gpu(s) || composing()) {
       return std::nullopt;
     }
     const auto other = [this](size_t i) { return matrix_of(layers_[i]()); };

@@ -1,7 +1,5 @@
 #include "quantized_matmul/shared_input.h"
 
-#include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "common/block.h"
@@ -59,7 +57,6 @@ std::optional<mx::array> SharedInput::multiply(size_t layer,
       !is_kernel_dtype(x.dtype())) {
     return std::nullopt;
   }
-  std::lock_guard lock(mutex_);
   if (auto out = take(layer, x, own, s)) {
     return out;
   }
@@ -158,6 +155,7 @@ std::optional<mx::array> SharedInput::take(size_t layer,
   if (products.x.id() != x.id() || products.stream != s || found == products.of.end() ||
       !is_same(found->second.matrix, own)) {
     ++dropped_;
+    run_.reset();
     forget(products.of.begin()->first);
     waiting_.erase(of_thread);
     return std::nullopt;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -16,7 +15,8 @@ namespace mlx_anvil {
 
 // Learns which layers are called with the same array, one after another. From then on, the first of
 // them that gets a new x computes the products of all, and the others take theirs. What they do not
-// take is dropped at the next call of the thread, and the layers learn again.
+// take is dropped at the next call of the thread, and the layers learn again. Callers hold Python's
+// lock.
 class SharedInput {
  public:
   static constexpr size_t kMostLayers = 32;
@@ -67,7 +67,6 @@ class SharedInput {
                                                           const MatrixOf& matrix_of) const;
 
   const QuantizedFormat format_;
-  std::mutex mutex_;
   std::vector<Layers> together_;  // for each layer, those that get the same x; 0: not known
   std::vector<int> alone_;        // for each layer, how many runs it was alone in
   std::optional<Run> run_;        // while a layer learns
