@@ -1,7 +1,7 @@
 #include "common/bind_op.h"
 #include "common/errors.h"
 #include "common/python_args.h"
-#include "norm/norm.h"
+#include "norm/after_sum.h"
 
 namespace mlx_anvil {
 
@@ -18,6 +18,11 @@ bool is_sigmoid(const char* op, nb::handle gate_activation) {
     throw_value_error(op, "gate_activation is '" + name + "'; allowed: 'silu' or 'sigmoid'.");
   }
   return name == "sigmoid";
+}
+
+// The array in `value`, which the caller may give another node.
+mx::array& to_mutable_array(const char* op, nb::handle value) {
+  return const_cast<mx::array&>(to_array(op, "x", value));
 }
 
 nb::object to_python(const NormResult& result) {
@@ -152,6 +157,40 @@ const BindOp bind_norm([](nb::module_& m) {
           "bias"_a = nb::none(), "eps"_a.none() = 1e-5, nb::kw_only(), "residual"_a = nb::none(),
           "stream"_a = nb::none(), nb::sig(signature), kLayerNormDoc);
   }
+
+  // The norms of patched models: see norm/after_sum.h.
+  m.def(
+      "_rms_norm_after_sum",
+      [](nb::handle x, nb::handle weight, nb::handle eps, nb::handle weight_offset,
+         nb::handle stream) {
+        constexpr const char* op = "rms_norm";
+        mx::array& x_array = to_mutable_array(op, x);
+        NormOptions options;
+        options.eps = to_float32(op, "eps", eps);
+        options.weight_offset = to_float32(op, "weight_offset", weight_offset);
+        return norm_after_sum(/*centred=*/false, x_array, to_optional_array(op, "weight", weight),
+                              std::move(options), to_stream_or_device(op, stream));
+      },
+      "x"_a.none(), "weight"_a.none(), "eps"_a.none(), "weight_offset"_a.none() = 0.0,
+      "stream"_a = nb::none(),
+      nb::sig("def _rms_norm_after_sum(x: mlx.core.array, weight: mlx.core.array | None, "
+              "eps: float, weight_offset: float = 0.0, "
+              "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"));
+  m.def(
+      "_layer_norm_after_sum",
+      [](nb::handle x, nb::handle weight, nb::handle bias, nb::handle eps, nb::handle stream) {
+        constexpr const char* op = "layer_norm";
+        mx::array& x_array = to_mutable_array(op, x);
+        NormOptions options;
+        options.eps = to_float32(op, "eps", eps);
+        options.bias = to_optional_array(op, "bias", bias);
+        return norm_after_sum(/*centred=*/true, x_array, to_optional_array(op, "weight", weight),
+                              std::move(options), to_stream_or_device(op, stream));
+      },
+      "x"_a.none(), "weight"_a.none(), "bias"_a.none(), "eps"_a.none(), "stream"_a = nb::none(),
+      nb::sig("def _layer_norm_after_sum(x: mlx.core.array, weight: mlx.core.array | None, "
+              "bias: mlx.core.array | None, eps: float, "
+              "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"));
 });
 
 }  // namespace

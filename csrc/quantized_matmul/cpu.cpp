@@ -11,17 +11,26 @@ namespace mlx_anvil {
 
 namespace {
 
+// Stores [rows][count], the results for rows [first, first + count) of the matrix.
+void store_results(const QuantizedMatrixView& matrix,
+                   const float* results,
+                   int64_t rows,
+                   int64_t first,
+                   int64_t count,
+                   void* out) {
+  const int64_t size = element_size(matrix.dtype);
+  for (int64_t m = 0; m < rows; ++m) {
+    quantized_cpu_kernels().store_dense(matrix.dtype, results + m * count, count,
+                                        at(out, (m * matrix.outputs + first) * size));
+  }
+}
+
 // result(first, count) returns [rows][count] for rows [first, first + count) of the matrix.
 template <class Result>
 void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out, Result result) {
-  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
   parallel_for(matrix.outputs, gemv_grain(matrix), [&](int64_t begin, int64_t end) {
     const Floats results = result(begin, end - begin);
-    const int64_t size = element_size(matrix.dtype);
-    for (int64_t m = 0; m < rows; ++m) {
-      kernels.store_dense(matrix.dtype, results.get() + m * (end - begin), end - begin,
-                          at(out, (m * matrix.outputs + begin) * size));
-    }
+    store_results(matrix, results.get(), rows, begin, end - begin, out);
   });
 }
 
@@ -76,6 +85,38 @@ void quantized_matmul_cpu(const QuantizedMatmulArgs& args) {
     const GemvOperand operand(matrix, x, sizes.rows);
     gemv_in_parallel(matrix, sizes.rows, out, [&](int64_t first, int64_t count) {
       return operand.multiply(matrix, first, count);
+    });
+  }
+}
+
+void quantized_products_cpu(const QuantizedProductsArgs& args) {
+  struct Part {
+    QuantizedMatrixView matrix;
+    int64_t begin, end;  // its rows among those of all matrices
+    void* out;
+  };
+  std::vector<Part> parts;
+  int64_t total = 0;
+  for (const QuantizedProductArgs& product : args.products) {
+    const QuantizedMatrixView matrix = {args.format, args.dtype, args.columns, product.outputs,
+                                        product.weights};
+    parts.push_back({matrix, total, total + product.outputs, product.out});
+    total += product.outputs;
+  }
+  const int64_t size = element_size(args.dtype);
+  for (int64_t first_row = 0; first_row < args.rows; first_row += kQuantizedGemvRows) {
+    const int64_t rows = std::min<int64_t>(kQuantizedGemvRows, args.rows - first_row);
+    const QuantizedMatrixView& any = parts[0].matrix;
+    const GemvOperand operand(any, at(args.x, first_row * args.columns * size), rows);
+    parallel_for(total, gemv_grain(any), [&](int64_t begin, int64_t end) {
+      for (const Part& part : parts) {
+        const int64_t first = std::max(begin, part.begin), last = std::min(end, part.end);
+        if (first < last) {
+          const Floats results = operand.multiply(part.matrix, first - part.begin, last - first);
+          store_results(part.matrix, results.get(), rows, first - part.begin, last - first,
+                        at(part.out, first_row * part.matrix.outputs * size));
+        }
+      }
     });
   }
 }

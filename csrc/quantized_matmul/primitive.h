@@ -16,6 +16,14 @@ mx::array apply_quantized_matmul(const char* op,
                                  QuantizedMatrix matrix,
                                  mx::Stream s);
 
+// The products kTransposed of x with several matrices of rank 2 that have one format and as many
+// columns. On the CPU, up to kQuantizedGemvRows rows are one node; otherwise each product is one.
+// If x is the pending result of mx::reshape, that node is skipped.
+Arrays apply_quantized_products(const QuantizedFormat& format,
+                                const mx::array& x,
+                                std::vector<QuantizedMatrix> matrices,
+                                mx::Stream s);
+
 mx::array apply_quantized_swiglu(const QuantizedFormat& format,
                                  mx::array x,
                                  QuantizedMatrix gate,

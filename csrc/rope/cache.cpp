@@ -2,9 +2,11 @@
 #include <string>
 #include <utility>
 
+#include "common/block.h"
 #include "common/checks.h"
 #include "common/errors.h"
 #include "common/shapeless.h"
+#include "common/simulate.h"
 #include "rope/arguments.h"
 #include "rope/cache_primitive.h"
 
@@ -147,6 +149,41 @@ std::array<mx::array, 3> rope_and_cache(const mx::array& q,
   check_arrays(arrays, options);
   const Arrays outputs = write(arrays, options, require_stream(kOp, stream));
   return {outputs[0], outputs[1], outputs[2]};
+}
+
+std::optional<std::array<mx::array, 5>> rope_and_cache_of_token(const mx::array& q,
+                                                                const mx::array& k,
+                                                                const mx::array& v,
+                                                                const mx::array& k_cache,
+                                                                const mx::array& v_cache,
+                                                                int heads,
+                                                                const RopeOptions& options,
+                                                                mx::StreamOrDevice stream) {
+  const mx::Stream s = require_stream(kOp, stream);
+  const int64_t* const offset = std::get_if<int64_t>(&options.offset);
+  const mx::Shape& cache = k_cache.shape();
+  if (for_gpu(s) || composing() || !offset || cache.size() != 4 || v_cache.shape() != cache ||
+      *offset < 0 || *offset >= cache[2] || heads < 1 || options.dims > cache[3]) {
+    return std::nullopt;
+  }
+  const size_t of_head = static_cast<size_t>(cache[0]) * cache[3];
+  if (q.size() != of_head * heads || k.size() != of_head * cache[1] || v.size() != k.size() ||
+      q.size() == 0 || k.size() == 0) {
+    return std::nullopt;
+  }
+  for (const mx::array* x : {&q, &k, &v, &k_cache, &v_cache}) {
+    if (x->is_tracer() || !is_kernel_dtype(x->dtype()) || x->dtype() != q.dtype()) {
+      return std::nullopt;
+    }
+  }
+  if (options.freqs && options.freqs->is_tracer()) {
+    return std::nullopt;
+  }
+  check_options(kOp, options);
+  const Arrays out = apply_rope_and_cache_of_token(
+      config_of(options), {{q, k, v}, k_cache, v_cache}, heads, static_cast<int>(*offset) + 1,
+      checked_positions(kOp, options, cache[0], s), s);
+  return std::array<mx::array, 5>{out[0], out[1], out[2], out[3], out[4]};
 }
 
 }  // namespace mlx_anvil

@@ -1,6 +1,7 @@
 #include "rope/cache_primitive.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 
 #include "common/allocate.h"
@@ -15,6 +16,18 @@
 namespace mlx_anvil {
 
 namespace {
+
+// Makes `view` the first rows of a cache.
+void set_view(const mx::array& cache, mx::array& view) {
+  size_t span = 1;
+  for (int axis = 0; axis < 4; ++axis) {
+    span += static_cast<size_t>(view.shape(axis) - 1) * cache.strides(axis);
+  }
+  auto flags = cache.flags();
+  flags.contiguous = flags.row_contiguous = span == view.size();
+  flags.col_contiguous = flags.row_contiguous && cache.flags().col_contiguous;
+  view.copy_shared_buffer(cache, cache.strides(), flags, span);
+}
 
 // For each row of a cache, [batch or 1, 1, capacity, 1]: if a token is written there, and which.
 struct CacheRows {
@@ -67,7 +80,14 @@ class RopeAndCache : public FusedPrimitive {
                   const std::vector<int>& argnums,
                   const Arrays& outputs) override;
 
- private:
+  // Sets the strides of [batch, heads, length, head_dim].
+  virtual void set_strides(const mx::array& heads,
+                           int64_t /*batch*/,
+                           int64_t /*head_dim*/,
+                           int64_t* strides) const {
+    std::copy_n(heads.strides().begin(), 4, strides);
+  }
+
   const mx::array& k_cache(const Arrays& inputs) const { return inputs[tensors_]; }
   const mx::array& v_cache(const Arrays& inputs) const { return inputs[tensors_ + 1]; }
   size_t offset_at() const { return tensors_ + 2; }
@@ -91,7 +111,85 @@ class RopeAndCache : public FusedPrimitive {
   void allocate_outputs(const Arrays& inputs, Arrays& outputs);
 
   const RopeConfig config_;
+
+ private:
   const size_t tensors_;
+};
+
+// One token: q, k and v are dense, of any shape with the elements [batch, heads, head_dim]. Two
+// more outputs are the rows of the caches up to the token, as views.
+class RopeAndCacheOfToken : public RopeAndCache {
+ public:
+  RopeAndCacheOfToken(mx::Stream stream, const RopeConfig& config, int heads, int rows)
+      : RopeAndCache(stream, config, 3), heads_(heads), rows_(rows) {}
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    if (!RopeAndCache::is_equivalent(other)) {
+      return false;
+    }
+    const auto& same = static_cast<const RopeAndCacheOfToken&>(other);
+    return heads_ == same.heads_ && rows_ == same.rows_;
+  }
+
+  Arrays compose(const Arrays& inputs) override {
+    const mx::Stream s = stream();
+    mx::Shape of_keys = k_cache(inputs).shape();
+    of_keys[2] = 1;
+    mx::Shape of_queries = of_keys;
+    of_queries[1] = heads_;
+    Arrays in = inputs;
+    for (size_t i = 0; i < 3; ++i) {
+      in[i] = mx::reshape(inputs[i], i == 0 ? of_queries : of_keys, s);
+    }
+    Arrays outputs = RopeAndCache::compose(in);
+    for (size_t i = 1; i < 3; ++i) {
+      outputs.push_back(mx::slice(outputs[i], {0, 0, 0, 0}, view_shape(inputs), s));
+    }
+    return outputs;
+  }
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    const mx::Shape& cache = k_cache(inputs).shape();
+    return {{cache[0], heads_, 1, cache[3]}, cache, cache, view_shape(inputs), view_shape(inputs)};
+  }
+
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    RopeAndCache::eval_cpu_kernels(inputs, outputs);
+    for (size_t i = 1; i < 3; ++i) {
+      set_view(outputs[i], outputs[i + 2]);
+    }
+  }
+
+  void eval_gpu_kernels(const Arrays&, Arrays&) override {
+    throw std::logic_error("[rope_and_cache] a token's node is for the CPU.");
+  }
+
+ protected:
+  bool wants_dense(size_t) const override { return true; }
+
+  void set_strides(const mx::array& heads,
+                   int64_t batch,
+                   int64_t head_dim,
+                   int64_t* strides) const override {
+    const int64_t all[] = {static_cast<int64_t>(heads.size()) / batch, head_dim, head_dim, 1};
+    std::copy_n(all, 4, strides);
+  }
+
+  Arrays gradient(const Arrays& primals,
+                  const Arrays& cotangents,
+                  const std::vector<int>& argnums,
+                  const Arrays& outputs) override {
+    return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
+  }
+
+ private:
+  mx::Shape view_shape(const Arrays& inputs) const {
+    mx::Shape shape = k_cache(inputs).shape();
+    shape[2] = rows_;
+    return shape;
+  }
+
+  const int heads_, rows_;
 };
 
 Arrays RopeAndCache::compose(const Arrays& inputs) {
@@ -137,7 +235,7 @@ void RopeAndCache::eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) {
   const SiblingsWithoutInputs released(inputs, outputs);
   allocate_outputs(inputs, outputs);
   const RopeCacheOperands operands = operands_of(inputs, outputs);
-  RopeArgs args = cpu_args(config_, positions_of(inputs), inputs[0]);
+  RopeArgs args = cpu_args(config_, positions_of(inputs), outputs[0]);
   args.count = 3;
   const auto size = static_cast<int64_t>(outputs[0].itemsize());
   for (size_t i = 0; i < 3; ++i) {
@@ -146,7 +244,7 @@ void RopeAndCache::eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) {
     tensor.in = from.array->data<char>() + from.first * size;
     tensor.out = outputs[i].data<void>();
     tensor.heads = from.count;
-    std::copy_n(from.array->strides().begin(), 4, tensor.strides);
+    set_strides(*from.array, outputs[0].shape(0), outputs[0].shape(3), tensor.strides);
     tensor.out_rows = outputs[i].shape(2);
     tensor.at_offset = i > 0;
     tensor.rotates = i < 2;
@@ -230,27 +328,46 @@ Arrays RopeAndCache::gradient(const Arrays& primals,
 
 }  // namespace
 
-Arrays apply_rope_and_cache(const RopeConfig& config,
-                            RopeCacheArrays arrays,
-                            RopePositions positions,
-                            mx::Stream s) {
-  const size_t tensors = arrays.heads.size();
-  const std::vector<mx::Dtype> dtypes(3, arrays.heads[0].dtype());
+namespace {
+
+Arrays inputs_of(RopeCacheArrays arrays, RopePositions positions) {
   Arrays inputs = std::move(arrays.heads);
-  inputs.reserve(tensors + 4);
+  inputs.reserve(inputs.size() + 4);
   inputs.push_back(std::move(arrays.k_cache));
   inputs.push_back(std::move(arrays.v_cache));
   inputs.push_back(std::move(positions.offset));
   if (positions.freqs) {
     inputs.push_back(*std::move(positions.freqs));
   }
-  auto primitive = std::make_shared<RopeAndCache>(s, config, tensors);
+  return inputs;
+}
+
+}  // namespace
+
+Arrays apply_rope_and_cache(const RopeConfig& config,
+                            RopeCacheArrays arrays,
+                            RopePositions positions,
+                            mx::Stream s) {
+  const std::vector<mx::Dtype> dtypes(3, arrays.heads[0].dtype());
+  auto primitive = std::make_shared<RopeAndCache>(s, config, arrays.heads.size());
+  Arrays inputs = inputs_of(std::move(arrays), std::move(positions));
   std::string why_not;
   if (s.device == mx::Device::gpu && !can_launch(s.device, &why_not)) {
     note_fallback(primitive->op(), why_not);
     return primitive->compose(inputs);
   }
   return outputs_of(std::move(primitive), dtypes, std::move(inputs));
+}
+
+Arrays apply_rope_and_cache_of_token(const RopeConfig& config,
+                                     RopeCacheArrays arrays,
+                                     int heads,
+                                     int rows,
+                                     RopePositions positions,
+                                     mx::Stream s) {
+  const std::vector<mx::Dtype> dtypes(5, arrays.heads[0].dtype());
+  return outputs_of(std::make_shared<RopeAndCacheOfToken>(s, config, heads, rows), dtypes,
+                    inputs_of(std::move(arrays), std::move(positions)));
 }
 
 }  // namespace mlx_anvil

@@ -19,4 +19,14 @@ Arrays apply_rope_and_cache(const RopeConfig& config,
                             RopePositions positions,
                             mx::Stream s);
 
+// The same for one token on the CPU. The elements of q are [batch, heads, head_dim], and those of k
+// and v [batch, kv_heads, head_dim], in any shape. Also returns the first `rows` rows of both
+// caches.
+Arrays apply_rope_and_cache_of_token(const RopeConfig& config,
+                                     RopeCacheArrays arrays,
+                                     int heads,
+                                     int rows,
+                                     RopePositions positions,
+                                     mx::Stream s);
+
 }  // namespace mlx_anvil

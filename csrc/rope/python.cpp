@@ -227,6 +227,34 @@ const BindOp bind_rope([](nb::module_& m) {
               "mlx.core.array, " MLX_ANVIL_ROPE_OPTIONS
               ") -> tuple[mlx.core.array, mlx.core.array, mlx.core.array]"),
       kRopeAndCacheDoc);
+
+  // For patched models: see rope/rope.h.
+  m.def(
+      "_rope_and_cache_of_token",
+      [](nb::handle q, nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache,
+         int heads, nb::handle dims, nb::handle traditional, nb::handle base, nb::handle scale,
+         nb::handle offset, nb::handle freqs) -> nb::object {
+        constexpr const char* op = "rope_and_cache";
+        const auto result = rope_and_cache_of_token(
+            to_array(op, "q", q), to_array(op, "k", k), to_array(op, "v", v),
+            to_array(op, "k_cache", k_cache), to_array(op, "v_cache", v_cache), heads,
+            to_rope_options(op, dims, traditional, base, scale, offset, freqs));
+        if (!result) {
+          return nb::none();
+        }
+        const auto& [q_out, keys, values, k_rows, v_rows] = *result;
+        return nb::make_tuple(q_out, keys, values, k_rows, v_rows);
+      },
+      "q"_a.none(), "k"_a.none(), "v"_a.none(), "k_cache"_a.none(), "v_cache"_a.none(), "heads"_a,
+      "dims"_a.none(), nb::kw_only(), "traditional"_a.none() = false,
+      "base"_a.none() = default_base(), "scale"_a.none() = 1.0, "offset"_a.none() = 0,
+      "freqs"_a.none() = nb::none(),
+      nb::sig("def _rope_and_cache_of_token(q: mlx.core.array, k: mlx.core.array, "
+              "v: mlx.core.array, k_cache: mlx.core.array, v_cache: mlx.core.array, heads: int, "
+              "dims: int, *, traditional: bool = False, base: float | None = 10000.0, "
+              "scale: float = 1.0, offset: int | mlx.core.array = 0, "
+              "freqs: mlx.core.array | None = None) -> tuple[mlx.core.array, mlx.core.array, "
+              "mlx.core.array, mlx.core.array, mlx.core.array] | None"));
 });
 
 }  // namespace

@@ -40,4 +40,17 @@ std::array<mx::array, 3> rope_and_cache(const mx::array& q,
                                         const RopeOptions& options,
                                         mx::StreamOrDevice stream = {});
 
+// The same for one token, in a model's attention. The elements of q are [batch, heads, head_dim],
+// and those of k and v [batch, kv_heads, head_dim], in any shape. The queries are [batch, heads, 1,
+// head_dim]. Also returns the rows of both caches up to the token. None if rope_and_cache() has to
+// do it: on a GPU, inside a transformation, for shapes and dtypes that do not match.
+std::optional<std::array<mx::array, 5>> rope_and_cache_of_token(const mx::array& q,
+                                                                const mx::array& k,
+                                                                const mx::array& v,
+                                                                const mx::array& k_cache,
+                                                                const mx::array& v_cache,
+                                                                int heads,
+                                                                const RopeOptions& options,
+                                                                mx::StreamOrDevice stream = {});
+
 }  // namespace mlx_anvil

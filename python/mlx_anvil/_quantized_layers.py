@@ -18,4 +18,6 @@ def options_of(layer: nn.Module) -> dict[str, Any]:
 
 def matrix_of(layer: nn.Module) -> tuple[mx.array, ...]:
     """``(w, scales, biases)``, or ``(w, scales)`` in modes without biases."""
-    return tuple(layer[name] for name in ("weight", "scales", "biases") if layer.get(name) is not None)
+    biases = layer.get("biases")
+    matrix = (layer["weight"], layer["scales"])
+    return matrix if biases is None else (*matrix, biases)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mlx_anvil
-from mlx_anvil import reference
+from mlx_anvil import _ext, reference
 from mlx_anvil.reference import DTYPES
 from support import assert_accurate, assert_same_bits, kernel_names, max_error, to_numpy, vjp_of
 
@@ -321,3 +321,60 @@ def test_one_of_k_and_v(name):
 def test_no_gradient_in_offset():
     with pytest.raises(ValueError, match=r"^\[rope_and_cache\] offset has no gradient, because it counts positions\."):
         mx.vjp(lambda o: rope_and_cache(Q, K, K, CACHE, CACHE, 8, offset=o), [mx.array(1)], [Q, CACHE, CACHE])
+
+
+# ---- one token of a patched model ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("given", [False, True], ids=["base", "freqs"])
+def test_a_token(given, dtype):
+    """q, k and v in the shapes of projections, and views of the caches."""
+    rope = {"freqs": mx.random.uniform(1.0, 100.0, (8,)), "base": None} if given else {"traditional": True}
+    for batch, offset in itertools.product((1, 2), (0, 4, CAPACITY - 1)):
+        q, k, v, *caches = (x[:batch] for x in draw(1, 16, dtype))
+        expected = rope_and_cache(q, k, v, *caches, 16, offset=offset, **rope)
+        shapes = ((batch, 1, -1), (batch, 1, KV_HEADS, 16), (batch, KV_HEADS, 1, 16))
+        arrays = [x.reshape(shape) for x, shape in zip((q, k, v), shapes, strict=True)]
+        for heads in (arrays, [x.swapaxes(0, -1).swapaxes(0, -1) for x in arrays]):
+            result = _ext._rope_and_cache_of_token(*heads, *caches, Q_HEADS, 16, offset=offset, **rope)
+            rows = [cache[..., : offset + 1, :] for cache in expected[1:]]
+            assert_all_same(result, [*expected, *rows])
+            assert_all_same([2 * x for x in result[3:]], [2 * x for x in rows])
+
+
+def test_a_token_reuses_the_memory_of_the_caches():
+    caches = [mx.zeros((1, KV_HEADS, CAPACITY, 16)) for _ in range(2)]
+    mx.eval(caches)
+    addresses = [address_of(cache) for cache in caches]
+    for offset in range(3):
+        heads = [mx.random.normal((1, 1, count * 16)) for count in (Q_HEADS, KV_HEADS, KV_HEADS)]
+        q, *caches, k, v = _ext._rope_and_cache_of_token(*heads, *caches, Q_HEADS, 16, offset=offset)
+        mx.eval(q.sum() + k.sum() + v.sum())
+        del k, v
+        assert [address_of(cache) for cache in caches] == addresses
+
+
+def address_of(x: mx.array) -> int:
+    return np.asarray(memoryview(x)).__array_interface__["data"][0]
+
+
+def test_a_token_that_is_left_to_the_op():
+    q, k, v, *caches = draw(1, 16)
+
+    def token(*arrays, heads=Q_HEADS, **options):
+        return _ext._rope_and_cache_of_token(*arrays, heads, 16, **options)
+
+    arrays = (q, k, v, *caches)
+    assert token(*arrays) is not None
+    assert token(*arrays, heads=Q_HEADS + 1) is None
+    assert token(*arrays, offset=CAPACITY) is None
+    assert token(*arrays, offset=mx.array(1)) is None
+    assert token(q.astype(mx.float16), *arrays[1:]) is None
+    assert token(q, k, v[:1], *caches) is None
+    assert token(*draw(3, 16)) is None
+    with mlx_anvil.composed():
+        assert token(*arrays) is None
+    traced = []
+    mx.grad(lambda q: traced.append(token(q, *arrays[1:])) or q.sum())(q)
+    assert traced == [None]

@@ -92,7 +92,7 @@ def _embed(self: nn.QuantizedEmbedding, ids: mx.array) -> mx.array:
 
 
 def _gemma_norm(self: nn.Module, x: mx.array) -> mx.array:
-    return _ext.rms_norm(widened(x, self["weight"]), self["weight"], self.eps, weight_offset=1.0)
+    return _ext._rms_norm_after_sum(widened(x, self["weight"]), self["weight"], self.eps, weight_offset=1.0)
 
 
 def _softcapped_attention(log: FallbackLog) -> Function:

@@ -38,19 +38,43 @@ def with_cache_writes(method: FunctionType, ours: FunctionType) -> Function:
         if rotation is None:
             return ours(self, x, mask, cache)  # type: ignore[no-any-return]
         batch, length, _ = x.shape
-        queries = self.q_proj(x).reshape(batch, length, self.n_heads, -1)
-        keys = self.k_proj(x).reshape(batch, length, self.n_kv_heads, -1)
-        values = self.v_proj(x).reshape(batch, length, self.n_kv_heads, -1)
+        queries, keys, values = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if has_norms:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        heads = [y.transpose(0, 2, 1, 3) for y in (queries, keys, values)]
-        queries, keys, values = _written(cache, heads, self.rope, rotation)
+            queries = self.q_norm(queries.reshape(batch, length, self.n_heads, -1))
+            keys = self.k_norm(keys.reshape(batch, length, self.n_kv_heads, -1))
+        is_token = length == 1
+        written = _written_token(cache, queries, keys, values, self.n_heads, rotation) if is_token else None
+        if written is None:
+            rows = (
+                y.reshape(batch, length, count, -1).transpose(0, 2, 1, 3)
+                for y, count in ((queries, self.n_heads), (keys, self.n_kv_heads), (values, self.n_kv_heads))
+            )
+            written = _written(cache, list(rows), self.rope, rotation)
+        queries, keys, values = written
         attention = ours.__globals__[_ATTENTION]
         output = attention(queries, keys, values, cache=cache, scale=self.scale, mask=mask)
-        result: mx.array = self.o_proj(output.transpose(0, 2, 1, 3).reshape(batch, length, -1))
+        output = output if is_token else output.transpose(0, 2, 1, 3)
+        result: mx.array = self.o_proj(output.reshape(batch, length, -1))
         return result
 
     return call
+
+
+def _written_token(
+    cache: Any, queries: mx.array, keys: mx.array, values: mx.array, heads: int, rotation: dict[str, Any]
+) -> tuple[mx.array, ...] | None:
+    """What ``_written`` returns, of one token and in one node; None if that does not fit."""
+    try:
+        result = _ext._rope_and_cache_of_token(
+            queries, keys, values, cache.keys, cache.values, heads, offset=cache.offset, **rotation
+        )
+    except (TypeError, ValueError):
+        return None
+    if result is None:
+        return None
+    queries, cache.keys, cache.values, *rows = result  # the only references to the caches: they are written in place
+    cache.offset += 1
+    return (queries, *rows)
 
 
 def _written(cache: Any, heads: list[mx.array], rope: nn.Module, rotation: dict[str, Any]) -> tuple[mx.array, ...]:

@@ -105,6 +105,12 @@ def _of_two(method: FunctionType, name: str) -> str | None:
 # Rewritten methods.
 
 
+def _child(module: nn.Module, name: str) -> Any:
+    """An attribute that most modules have as an item of their dict, where Python looks for it last."""
+    value = module.get(name)
+    return value if value is not None else getattr(module, name)
+
+
 @dataclass(frozen=True)
 class _Mlp:
     """The names of an MLP's layers."""
@@ -133,7 +139,7 @@ class _Mlp:
         fused_shards = stand_in("quantized_swiglu", sharded_products_and_gate, ours, log)
 
         def __call__(module: nn.Module, x: mx.array) -> mx.array:
-            gate, up = getattr(module, self.gate), getattr(module, self.up)
+            gate, up = _child(module, self.gate), _child(module, self.up)
             if not (quantized.swapped and _is_quantized_pair(gate, up)):
                 hidden = products_and_gate(gate, up, x)
             elif _is_product(type(gate), _SHARDED_PRODUCTS):
@@ -143,7 +149,7 @@ class _Mlp:
                 hidden = fused(gate, up, x)
             if self.norm:
                 hidden = getattr(module, self.norm)(hidden)
-            result: mx.array = getattr(module, self.down)(hidden)
+            result: mx.array = _child(module, self.down)(hidden)
             return result
 
         return __call__

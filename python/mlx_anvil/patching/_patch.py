@@ -18,6 +18,7 @@ from mlx_anvil.patching._gate_rules import FUNCTIONS_OF_RULES as GATE_FUNCTIONS
 from mlx_anvil.patching._gate_rules import RULES as GATE_RULES
 from mlx_anvil.patching._latent_rules import RULES as LATENT_RULES
 from mlx_anvil.patching._left import RECURRENCE, is_activation_of_experts, is_of_experts, is_shared, reasons
+from mlx_anvil.patching._linear import linear_functions, siblings
 from mlx_anvil.patching._quantized_ops import QuantizedOps
 from mlx_anvil.patching._rebind import Call, Function, Rebinder
 from mlx_anvil.patching._recurrence_rules import RULES as RECURRENCE_RULES
@@ -177,7 +178,7 @@ class _Patch:
                 functions.append((module, plan.functions))
             modules = [module for module, _ in functions]
             repacked = _repack.changes(modules, self._is_to_repack)
-            assign(functions)
+            assign(self._with_shared_inputs(functions))
         except BaseException:
             sweep()
             raise
@@ -191,6 +192,22 @@ class _Patch:
         cls = type(layer)
         wanted = self._options["experts" if _repack.is_experts_layer(cls) else "quantized"]
         return self._repack and (_is_ours(cls) or (wanted and bool(self._plan(cls).functions)))
+
+    def _with_shared_inputs(
+        self, functions: list[tuple[nn.Module, Mapping[Route, Function]]]
+    ) -> list[tuple[nn.Module, Mapping[Route, Function]]]:
+        """The functions, with those of quantized layers that compute products of one input together."""
+        if not self._quantized.swapped:
+            return functions
+        by_module = {id(module): own for module, own in functions}
+        for layers in siblings(module for module, _ in functions):
+            patched = [layer for layer in layers if by_module.get(id(layer))]
+            for layer, function in zip(patched, linear_functions(patched, self._quantized), strict=True):
+                by_module[id(layer)] = {
+                    route: function(ours) if route.name == "__call__" else ours
+                    for route, ours in by_module[id(layer)].items()
+                }
+        return [(module, by_module[id(module)]) for module, _ in functions]
 
     def _adopt(self, module: nn.Module) -> None:
         """Patches a layer that a shard of a patched one is in."""

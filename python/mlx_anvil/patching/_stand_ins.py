@@ -41,13 +41,13 @@ attention_of_masks = takes_masks(_ext.flash_attention)
 
 
 def _rms_norm(x: mx.array, weight: mx.array | None, eps: float, *, stream: Any = None) -> mx.array:
-    return _ext.rms_norm(widened(x, weight), weight, eps, stream=stream)
+    return _ext._rms_norm_after_sum(widened(x, weight), weight, eps, stream=stream)
 
 
 def _layer_norm(
     x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float, *, stream: Any = None
 ) -> mx.array:
-    return _ext.layer_norm(widened(x, weight, bias), weight, bias, eps, stream=stream)
+    return _ext._layer_norm_after_sum(widened(x, weight, bias), weight, bias, eps, stream=stream)
 
 
 def _precise_swiglu(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
