@@ -104,7 +104,7 @@ Arrays apply_embedding_scale_gradient(
     const QuantizedFormat& format, mx::array dy, mx::array ids, mx::array w, mx::Stream s) {
   auto primitive = std::make_shared<EmbeddingScaleGradient>(s, format);
   if (primitive->launches_kernels()) {
-    note_fallback(kQuantizedEmbedding, "the gradient in scales and biases is a graph of MLX ops");
+    note_fallback(kQuantizedEmbedding, "the gradient of QuantizedEmbedding is a graph of MLX ops");
     return primitive->compose({dy, ids, w});
   }
   const mx::Dtype dtype = dy.dtype();

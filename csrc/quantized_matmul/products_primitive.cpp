@@ -1,8 +1,7 @@
 // Products of one x with several matrices, as one node: x is packed once, and the threads share the
 // rows of all matrices. x may have any shape whose elements, in their order, are the rows.
-#include <stdexcept>
-
 #include "common/allocate.h"
+#include "common/errors.h"
 #include "common/pending.h"
 #include "quantized_matmul/cpu.h"
 #include "quantized_matmul/quantized_primitive.h"
@@ -64,7 +63,7 @@ class QuantizedProducts : public QuantizedPrimitive {
   }
 
   void eval_gpu_kernels(const Arrays&, Arrays&) override {
-    throw std::logic_error("[quantized_matmul] several products on a GPU are several nodes.");
+    throw_internal_error(op_, "a node for the CPU was evaluated elsewhere.");
   }
 
  protected:

@@ -33,9 +33,13 @@ bool is_traced(const QuantizedMatrix& matrix) {
 // True if the node takes the matrix as it is. Other calls are errors, or need conversions.
 bool suits(const QuantizedFormat& format, const mx::array& x, const QuantizedMatrix& matrix) {
   const auto& [w, scales, biases] = matrix;
-  const bool has_dtypes = w.dtype() == mx::uint32 && format.has_biases() == biases.has_value() &&
-                          (biases ? scales.dtype() == x.dtype() && biases->dtype() == x.dtype()
-                                  : scales.dtype() == mx::uint8);
+  // As convert_for_product() leaves them on the CPU.
+  const bool has_scales = biases ? scales.dtype() == biases->dtype() &&
+                                       (x.dtype() == mx::float32 ? is_kernel_dtype(scales.dtype())
+                                                                 : scales.dtype() == x.dtype())
+                                 : scales.dtype() == mx::uint8;
+  const bool has_dtypes =
+      has_scales && w.dtype() == mx::uint32 && format.has_biases() == biases.has_value();
   const int64_t columns = x.shape(-1);
   return has_dtypes && w.ndim() == 2 && scales.ndim() == 2 && w.shape(0) > 0 &&
          scales.shape(0) == w.shape(0) && int64_t{32} * w.shape(1) == columns * format.bits &&

@@ -1,7 +1,6 @@
 #include "rope/cache_primitive.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 
 #include "common/allocate.h"
@@ -161,7 +160,7 @@ class RopeAndCacheOfToken : public RopeAndCache {
   }
 
   void eval_gpu_kernels(const Arrays&, Arrays&) override {
-    throw std::logic_error("[rope_and_cache] a token's node is for the CPU.");
+    throw_internal_error(op(), "a node for the CPU was evaluated elsewhere.");
   }
 
  protected:

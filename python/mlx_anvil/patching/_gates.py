@@ -15,6 +15,7 @@ from mlx.nn.layers.distributed import sum_gradients
 
 from mlx_anvil import _ext
 from mlx_anvil import nn as anvil_nn
+from mlx_anvil._gguf_layers import GgufLinear
 from mlx_anvil._quantized_layers import format_of, matrix_of
 from mlx_anvil.patching import _forms as forms
 from mlx_anvil.patching._code import names_of_form
@@ -33,6 +34,7 @@ _OF_NN = {
 }
 _OF_TWO = {SWIGLU: "silu", GEGLU: "gelu_tanh"}
 _PRODUCTS = (nn.QuantizedLinear.__call__, anvil_nn.QuantizedLinear.__call__)
+_GGUF_PRODUCTS = (GgufLinear.__call__,)
 _SHARDED_PRODUCTS = (nn.QuantizedAllToShardedLinear.__call__,)
 _DEEPSEEK = "mlx_lm.models.deepseek_v41"
 _GEMMA3N = "mlx_lm.models.gemma3n"
@@ -135,12 +137,20 @@ class _Mlp:
         def ours(gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
             return quantized.swiglu(x, matrix_of(gate), matrix_of(up), activation=activation, **format_of(gate))
 
+        def of_gguf(gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
+            matrices = (gate["weight"],), (up["weight"],)
+            bits = gate.activation_bits
+            return _ext.quantized_swiglu(x, *matrices, activation=activation, mode=gate.mode, activation_bits=bits)
+
         fused = stand_in("quantized_swiglu", products_and_gate, ours, log)
+        fused_gguf = stand_in("quantized_swiglu", products_and_gate, of_gguf, log)
         fused_shards = stand_in("quantized_swiglu", sharded_products_and_gate, ours, log)
 
         def __call__(module: nn.Module, x: mx.array) -> mx.array:
             gate, up = _child(module, self.gate), _child(module, self.up)
-            if not (quantized.swapped and _is_quantized_pair(gate, up)):
+            if quantized.swapped and _is_gguf_pair(gate, up):
+                hidden = fused_gguf(gate, up, x)
+            elif not (quantized.swapped and _is_quantized_pair(gate, up)):
                 hidden = products_and_gate(gate, up, x)
             elif _is_product(type(gate), _SHARDED_PRODUCTS):
                 # The gradient of x is summed over the processes once, not once for each projection.
@@ -180,6 +190,19 @@ def _is_quantized_pair(gate: nn.Module, up: nn.Module) -> bool:
         and not ("bias" in gate or "bias" in up)
         and (gate.mode, gate.bits, gate.group_size, gate["weight"].shape)
         == (up.mode, up.bits, up.group_size, up["weight"].shape)
+    )
+
+
+def _is_gguf_pair(gate: nn.Module, up: nn.Module) -> bool:
+    """The same for layers of a GGUF file."""
+    return (
+        isinstance(gate, GgufLinear)
+        and isinstance(up, GgufLinear)
+        and _is_product(type(gate), _GGUF_PRODUCTS)
+        and _is_product(type(up), _GGUF_PRODUCTS)
+        and not ("bias" in gate or "bias" in up)
+        and (gate.mode, gate.activation_bits, gate["weight"].shape)
+        == (up.mode, up.activation_bits, up["weight"].shape)
     )
 
 
