@@ -16,12 +16,11 @@ import click
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 from rich.console import Console
 from rich.table import Table
 
 from lm import PROMPT, SHAPE, Run
-from mlx_anvil import _ext, flash_attention
+from mlx_anvil import _ext, flash_attention, rope_and_cache, use_huge_pages
 from mlx_anvil._check import dtype_name
 from mlx_anvil.bench.model import decode_step, prefill, random_llama, random_tokens
 from mlx_anvil.bench.random_weights import patched_twin
@@ -49,18 +48,19 @@ class Step:
         mx.eval(arrays)
         return arrays
 
-    def update_caches(self, keys: list[mx.array]) -> Run:
-        caches = make_prompt_cache(self.model)
-        if self.context:
-            for cache, old in zip(caches, self.draw(1, SHAPE.kv_heads, self.context, HEAD_DIM), strict=True):
-                cache.update_and_fetch(old, old)
-            mx.eval([cache.state for cache in caches])
+    def rope_and_caches(self, q: list[mx.array], k: list[mx.array]) -> Run:
+        shape = (1, SHAPE.kv_heads, max(256, self.context + self.tokens), HEAD_DIM)
+        caches = list(zip(self.draw(*shape), self.draw(*shape), strict=True))
 
         def run() -> None:
-            used = caches if self.context else make_prompt_cache(self.model)
-            mx.eval([cache.update_and_fetch(k, k) for cache, k in zip(used, keys, strict=True)])
-            for cache in used:
-                cache.trim(self.tokens)
+            queries = []
+            for i, layer in enumerate(self.layers):
+                rope = layer.self_attn.rope
+                options = {"traditional": rope.traditional, "base": rope.base, "offset": self.context}
+                written = rope_and_cache(q[i], k[i], k[i], *caches.pop(0), rope.dims, **options)
+                queries.append(written[0])
+                caches.append(written[1:])  # the only references: the op writes in place
+            mx.eval(queries, caches)
 
         return run
 
@@ -78,22 +78,18 @@ class Step:
         def each(call: Any, *per_layer: Any) -> Run:
             return lambda: mx.eval([call(*arguments) for arguments in zip(*per_layer, strict=True)])
 
-        def projections(attention: Any, x: mx.array) -> list[mx.array]:
-            return [p(x) for p in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)]
-
-        def rotated(attention: Any, q: mx.array, k: mx.array) -> list[mx.array]:
-            return [attention.rope(part, offset=self.context) for part in (q, k)]
+        def projections(attention: Any, x: mx.array, y: mx.array) -> list[mx.array]:
+            return [attention.q_proj(x), attention.k_proj(x), attention.v_proj(x), attention.o_proj(y)]
 
         return {
-            "products of attention": (OURS, each(projections, attentions, x)),
+            "products of attention": (OURS, each(projections, attentions, x, y)),
             "MLP": (OURS, each(lambda mlp, x: mlp(x), mlps, x)),
             "output head": (OURS, lambda: mx.eval(self.model.lm_head(x[0][:, -1:]))),
             "attention": (OURS, each(lambda q, k: flash_attention(q, k, k, **options), q, keys)),
-            "rope": (OURS, each(rotated, attentions, q, k)),
-            "norms": (OURS, each(lambda both, x: [norm(x) for norm in both], norms, x)),
+            "rope and caches": (OURS, self.rope_and_caches(q, k)),
+            # A patched norm computes the sum that it gets.
+            "norms and residual sums": (OURS, each(lambda both, x, y: [norm(x + y) for norm in both], norms, x, y)),
             "embedding": (OURS, lambda: mx.eval(self.model.model.embed_tokens(self.ids))),
-            "residual sums": (MLX, each(lambda x, y: [x + y, y + x], x, y)),
-            "cache of keys and values": (MLX, self.update_caches(k)),
             "heads side by side": (MLX, each(lambda q: q.transpose(0, 2, 1, 3).reshape(1, self.tokens, -1), q)),
             "choice of the token": (MLX, lambda: mx.eval(mx.argmax(logits, axis=-1))),
             # Within the MLP above, for how much of it is a product of one matrix:
@@ -103,7 +99,9 @@ class Step:
 
 def profile(step: Step, whole: Run, weight_bytes: int) -> dict[str, Any]:
     parts = step.parts()
-    source = np.asarray(mx.ones(weight_bytes // 4))
+    ones = mx.ones(weight_bytes // 4)
+    use_huge_pages(ones)
+    source = np.asarray(ones)
     contestants = {"step": whole, "read": lambda: _ext._read(source)} | {name: run for name, (_, run) in parts.items()}
     timings = measure(contestants, rounds=7, least_seconds=0.01, budget_seconds=10)
     return {
@@ -117,7 +115,8 @@ def profile(step: Step, whole: Run, weight_bytes: int) -> dict[str, Any]:
 
 
 def rows(dtype: mx.Dtype) -> list[dict[str, Any]]:
-    model = patched_twin(random_llama(SHAPE, dtype))
+    model = patched_twin(random_llama(SHAPE, dtype), repack=True)
+    use_huge_pages(model)
     arrays: Any = tree_flatten(model.parameters())
     # Of the embedding a token reads one row.
     total = sum(array.nbytes for name, array in arrays if "embed_tokens" not in name)
