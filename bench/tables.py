@@ -310,6 +310,7 @@ TABLES = {
     "busy": ("busy_cpu", busy),
     "language model": ("lm_cpu", language_model),
     "language model, Xeon": ("lm_xeon", language_model),
+    "GGUF models": ("gguf_matmul_cpu", gguf_models),
     "GGUF models, Xeon": ("gguf_matmul_xeon", gguf_models),
     "language model, parts": ("lm_parts_cpu", language_model_parts),
     "cuda": ("cuda_h200", cuda),
