@@ -201,8 +201,7 @@ def _is_gguf_pair(gate: nn.Module, up: nn.Module) -> bool:
         and _is_product(type(gate), _GGUF_PRODUCTS)
         and _is_product(type(up), _GGUF_PRODUCTS)
         and not ("bias" in gate or "bias" in up)
-        and (gate.mode, gate.activation_bits, gate["weight"].shape)
-        == (up.mode, up.activation_bits, up["weight"].shape)
+        and (gate.mode, gate.activation_bits, gate["weight"].shape) == (up.mode, up.activation_bits, up["weight"].shape)
     )
 
 
