@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+import support
 from gguf_blocks import BLOCKS, MODES, GgufMatrix
 from quantized_numpy import assert_rounded, dense_factor
 from support import assert_same_bits, max_error, to_numpy
@@ -165,8 +166,11 @@ def test_swiglu(instruction_set, mode, dtype, rng):
         exact = gated(to_numpy(x), gate, up)
         if dtype == mx.float32:
             assert max_error(result, mx.array(exact, mx.float32)) < 1e-5
-        else:  # products of more than 8 rows are rounded before the gate
-            assert_rounded(result, exact, dtype, factor=4 if shape[0] == 12 else dense_factor(8))
+        elif support.backend == "cpu" and shape[0] != 12:
+            assert_rounded(result, exact, dtype)
+        else:  # not one kernel: both products are rounded before the gate
+            products = (mlx_anvil.quantized_matmul(x, side.w, mode=mode) for side in (gate, up))
+            assert_same_bits(result, mlx_anvil.silu_gate(*products))
     assert mlx_anvil.quantized_swiglu(mx.zeros((0, columns), dtype), (gate.w,), (up.w,), mode=mode).shape == (0, 45)
 
 

@@ -326,6 +326,7 @@ def test_no_gradient_in_offset():
 # ---- one token of a patched model ------------------------------------------------------------------------------------
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("given", [False, True], ids=["base", "freqs"])
 def test_a_token(given, dtype):
@@ -343,6 +344,7 @@ def test_a_token(given, dtype):
             assert_all_same([2 * x for x in result[3:]], [2 * x for x in rows])
 
 
+@pytest.mark.cpu_only
 def test_a_token_reuses_the_memory_of_the_caches():
     caches = [mx.zeros((1, KV_HEADS, CAPACITY, 16)) for _ in range(2)]
     mx.eval(caches)
@@ -359,6 +361,7 @@ def address_of(x: mx.array) -> int:
     return np.asarray(memoryview(x)).__array_interface__["data"][0]
 
 
+@pytest.mark.cpu_only
 def test_a_token_that_is_left_to_the_op():
     q, k, v, *caches = draw(1, 16)
 
