@@ -114,12 +114,9 @@ struct PackedRows {
 template <class Result>
 void in_parallel(const Product& call, int64_t rows, int64_t grain, void* out, Result result) {
   parallel_for(call.matrix.outputs, grain, [&](int64_t begin, int64_t end) {
-    const int64_t count = end - begin, size = element_size(call.matrix.dtype);
-    const Floats results = result(begin, count);
-    for (int64_t m = 0; m < rows; ++m) {
-      quantized_cpu_kernels().store_dense(call.matrix.dtype, results.get() + m * count, count,
-                                          at(out, m * call.out_bytes() + begin * size));
-    }
+    const Floats results = result(begin, end - begin);
+    store_results(call.matrix.dtype, results.get(), rows, begin, end - begin, out,
+                  call.matrix.outputs);
   });
 }
 

@@ -6,7 +6,7 @@
 
 #include "common/errors.h"
 #include "common/plan.h"
-#include "common/primitive.h"
+#include "common/vmap_axis.h"
 #include "quantized_embedding/quantized_embedding.h"
 
 namespace mlx_anvil {
@@ -77,17 +77,10 @@ class RowSums : public FusedPrimitive {
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
     const mx::Stream s = stream();
-    int count = 0;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      count = axes[i] < 0 ? count : inputs[i].shape(axes[i]);
-    }
+    const int count = vmap_length(inputs, axes);
     Arrays all;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      mx::array x =
-          axes[i] < 0 ? mx::expand_dims(inputs[i], 0, s) : mx::moveaxis(inputs[i], axes[i], 0, s);
-      mx::Shape shape = x.shape();
-      shape[0] = count;
-      all.push_back(mx::broadcast_to(x, shape, s));
+      all.push_back(repeated_over_vmap(inputs[i], axes[i], 0, count, s));
     }
     const int rows = all[0].shape(1), columns = all[0].shape(2), n = all[1].shape(1);
     const mx::array own = mx::where(mx::less(all[1], mx::array(0), s),

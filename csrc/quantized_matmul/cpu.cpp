@@ -11,26 +11,12 @@ namespace mlx_anvil {
 
 namespace {
 
-// Stores [rows][count], the results for rows [first, first + count) of the matrix.
-void store_results(const QuantizedMatrixView& matrix,
-                   const float* results,
-                   int64_t rows,
-                   int64_t first,
-                   int64_t count,
-                   void* out) {
-  const int64_t size = element_size(matrix.dtype);
-  for (int64_t m = 0; m < rows; ++m) {
-    quantized_cpu_kernels().store_dense(matrix.dtype, results + m * count, count,
-                                        at(out, (m * matrix.outputs + first) * size));
-  }
-}
-
 // result(first, count) returns [rows][count] for rows [first, first + count) of the matrix.
 template <class Result>
 void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out, Result result) {
   parallel_for(matrix.outputs, gemv_grain(matrix), [&](int64_t begin, int64_t end) {
     const Floats results = result(begin, end - begin);
-    store_results(matrix, results.get(), rows, begin, end - begin, out);
+    store_results(matrix.dtype, results.get(), rows, begin, end - begin, out, matrix.outputs);
   });
 }
 
@@ -113,8 +99,9 @@ void quantized_products_cpu(const QuantizedProductsArgs& args) {
         const int64_t first = std::max(begin, part.begin), last = std::min(end, part.end);
         if (first < last) {
           const Floats results = operand.multiply(part.matrix, first - part.begin, last - first);
-          store_results(part.matrix, results.get(), rows, first - part.begin, last - first,
-                        at(part.out, first_row * part.matrix.outputs * size));
+          void* const out = at(part.out, first_row * part.matrix.outputs * size);
+          store_results(args.dtype, results.get(), rows, first - part.begin, last - first, out,
+                        part.matrix.outputs);
         }
       }
     });

@@ -40,6 +40,20 @@ inline void* at(void* data, int64_t bytes) {
   return static_cast<char*>(data) + bytes;
 }
 
+// Stores `results` [rows][count] as columns [first, first + count) of `out` [rows][columns].
+inline void store_results(KernelDtype dtype,
+                          const float* results,
+                          int64_t rows,
+                          int64_t first,
+                          int64_t count,
+                          void* out,
+                          int64_t columns) {
+  for (int64_t m = 0; m < rows; ++m) {
+    quantized_cpu_kernels().store_dense(dtype, results + m * count, count,
+                                        at(out, (m * columns + first) * element_size(dtype)));
+  }
+}
+
 // One matrix of several, each [outputs, columns].
 QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
                                     KernelDtype dtype,

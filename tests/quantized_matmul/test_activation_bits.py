@@ -14,20 +14,12 @@ import mlx_anvil
 from mlx_anvil import _ext
 from mlx_anvil.reference import DTYPES
 from quantized_numpy import FORMATS, Format, Matrix, draw, exact_product, normal
-from support import isas, to_numpy
+from support import to_numpy
 
 pytestmark = pytest.mark.cpu_only
 
 BLOCK = 32  # of llama.cpp's Q8_0
 AFFINE4 = Format("affine", 64, 4)
-
-
-@pytest.fixture(params=isas())
-def isa(request):
-    before = _ext._current_isa()
-    _ext._set_isa(request.param)
-    yield request.param
-    _ext._set_isa(before)
 
 
 def multiplies_bytes() -> bool:
@@ -47,7 +39,7 @@ def root_mean_square(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(x))))
 
 
-def test_error_of_8_bits_is_that_of_llama_cpp(isa, rng):
+def test_error_of_8_bits_is_that_of_llama_cpp(instruction_set, rng):
     for format in FORMATS:
         columns = max(format.group_size, BLOCK) * int(rng.integers(3, 12))
         matrix = draw(format, (67, columns), rng)

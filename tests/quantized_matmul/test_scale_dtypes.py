@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import mlx_anvil
-from mlx_anvil import _ext
 from quantized_numpy import AFFINE_FORMATS, Format, Matrix, any_format_of_each_kind, draw, exact_product, normal
-from support import assert_same_bits, isas, to_numpy
+from support import assert_same_bits, to_numpy
 
 pytestmark = pytest.mark.cpu_only
 
@@ -21,14 +20,6 @@ AFFINE4 = Format("affine", 64, 4)
 Product = Callable[..., mx.array]
 
 halves = pytest.mark.parametrize("half", HALVES, ids=str)
-
-
-@pytest.fixture(params=isas())
-def isa(request):
-    before = _ext._current_isa()
-    _ext._set_isa(request.param)
-    yield request.param
-    _ext._set_isa(before)
 
 
 def in_float32(arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
@@ -49,7 +40,7 @@ def conversions(product: Product, x: mx.array, arrays: tuple[mx.array, ...]) -> 
 
 
 @halves
-def test_every_format_and_number_of_rows(isa, half, rng):
+def test_every_format_and_number_of_rows(instruction_set, half, rng):
     for format in AFFINE_FORMATS:
         columns = format.group_size * int(rng.integers(3, 40))
         matrix = draw(format, (int(rng.integers(33, 90)), columns), rng, half)
@@ -64,7 +55,7 @@ def test_every_format_and_number_of_rows(isa, half, rng):
 
 
 @halves
-def test_beside_float64(isa, half, rng):
+def test_beside_float64(instruction_set, half, rng):
     for format in any_format_of_each_kind(rng):
         matrix = draw(format, (70, 5 * 128), rng, half)
         for rows in (1, 5, 20):
@@ -76,7 +67,7 @@ def test_beside_float64(isa, half, rng):
 
 @halves
 @pytest.mark.parametrize("bits", [8, 16])
-def test_rounded_activations(isa, bits, half, rng):
+def test_rounded_activations(instruction_set, bits, half, rng):
     for format in (AFFINE4, Format("affine", 32, 6), Format("affine", 128, 8)):
         matrix = draw(format, (50, 4 * 128), rng, half)
         for rows in (1, 2, 8, 20):
@@ -86,7 +77,7 @@ def test_rounded_activations(isa, bits, half, rng):
 
 @halves
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30, 1e-40, 3e38])
-def test_numbers_that_have_no_integers(isa, value, half, rng):
+def test_numbers_that_have_no_integers(instruction_set, value, half, rng):
     matrix = draw(AFFINE4, (70, 512), rng, half)
     for rows in (1, 4, 20):
         for transpose in (True, False):
@@ -105,7 +96,7 @@ def of_infinite_scale(matrix: Matrix) -> tuple[mx.array, ...]:
 
 
 @halves
-def test_all_ops(isa, half, rng):
+def test_all_ops(instruction_set, half, rng):
     options = AFFINE4.options
     gate, up = (draw(AFFINE4, (96, 128), rng, half).arrays for _ in range(2))
     down = draw(AFFINE4, (64, 128), rng, half).arrays
