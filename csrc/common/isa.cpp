@@ -7,6 +7,10 @@
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__APPLE__)
 #include <sys/sysctl.h>
 #else
@@ -19,12 +23,26 @@ namespace {
 
 #if defined(__x86_64__) || defined(_M_X64)
 constexpr bool kBuilt[] = {MLX_ANVIL_HAS_BASELINE, MLX_ANVIL_HAS_AVX2, MLX_ANVIL_HAS_AVX512,
-                           MLX_ANVIL_HAS_AVX512_BF16};
+                           MLX_ANVIL_HAS_AVX512_BF16, MLX_ANVIL_HAS_AVX512_BF16};
 
 // Clang 16 does not know this name in __builtin_cpu_supports().
 bool has_f16c() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+// Linux saves the tile registers only of processes that ask for it. It refuses those with a signal
+// stack that is too small for them.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // Linux's <asm/prctl.h>
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (~edx & (kTile | kInt8)) == 0 &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
 }
 
 bool machine_has(Isa isa) {
@@ -40,6 +58,8 @@ bool machine_has(Isa isa) {
     case Isa::kAvx512Bf16:
       return machine_has(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16") &&
              __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+    case Isa::kAmx:
+      return machine_has(Isa::kAvx512Bf16) && may_use_tiles();
   }
   return false;
 }
@@ -109,7 +129,7 @@ bool isa_left_out(Isa isa) {
 
 const char* isa_name(Isa isa) {
 #if defined(__x86_64__) || defined(_M_X64)
-  static constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
+  static constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_bf16", "amx"};
 #elif defined(__APPLE__)
   static constexpr const char* kNames[] = {"baseline", "i8mm"};
 #else

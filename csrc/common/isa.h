@@ -10,16 +10,27 @@
 namespace mlx_anvil {
 
 #if defined(__x86_64__) || defined(_M_X64)
-enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
-inline constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
+// kAmx has the build of kAvx512Bf16, in which some kernels use tiles if it is the current one.
+enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+inline constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16,
+                                   Isa::kAmx};
+constexpr Isa build_of(Isa isa) {
+  return isa == Isa::kAmx ? Isa::kAvx512Bf16 : isa;
+}
 #elif defined(__APPLE__)
 // The baseline is an M1, which has NEON and sdot.
 enum class Isa { kBaseline, kI8mm };
 inline constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kI8mm};
+constexpr Isa build_of(Isa isa) {
+  return isa;
+}
 #else
 // 64-bit Arm: NEON; sdot; smmla and bfdot.
 enum class Isa { kBaseline, kDotprod, kI8mm };
 inline constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kDotprod, Isa::kI8mm};
+constexpr Isa build_of(Isa isa) {
+  return isa;
+}
 #endif
 
 // Returns true if this machine has the instructions and this build has the kernels.
@@ -36,7 +47,7 @@ Isa current_isa();
 // Makes current_isa() return `isa`. Returns false if the machine does not support it.
 bool set_current_isa(Isa isa);
 
-// "baseline"; "avx2", "avx512", "avx512_bf16"; "dotprod", "i8mm"
+// "baseline"; "avx2", "avx512", "avx512_bf16", "amx"; "dotprod", "i8mm"
 const char* isa_name(Isa isa);
 
 // Declares `const Table <name>_table` in each build's namespace, and `const Table& <name>()`, which
@@ -62,6 +73,7 @@ const char* isa_name(Isa isa);
     const Table* const tables[] = {MLX_ANVIL_TABLE(MLX_ANVIL_HAS_BASELINE, baseline, name),        \
                                    MLX_ANVIL_TABLE(MLX_ANVIL_HAS_AVX2, avx2, name),                \
                                    MLX_ANVIL_TABLE(MLX_ANVIL_HAS_AVX512, avx512, name),            \
+                                   MLX_ANVIL_TABLE(MLX_ANVIL_HAS_AVX512_BF16, avx512_bf16, name),  \
                                    MLX_ANVIL_TABLE(MLX_ANVIL_HAS_AVX512_BF16, avx512_bf16, name)}; \
     return *tables[static_cast<int>(current_isa())];                                               \
   }

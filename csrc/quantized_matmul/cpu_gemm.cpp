@@ -14,6 +14,10 @@ namespace {
 
 // Rows of x per pass over the matrix. Dequantised panels are reused for all of them.
 constexpr int64_t kGemmRows = 512;
+// Packed rows of x are read once per panel, so those of a pass stay in the second-level cache, of
+// which most processors that multiply bytes have 1 or 2 MiB per core. With fewer rows, unpacking
+// the matrix would take longer than reading them.
+constexpr int64_t kPackedBytes = 1 << 20, kLeastRows = 64;
 // Minimum rows of x per thread when packing.
 constexpr int64_t kPackGrain = 4;
 // Approximate width of a tile of the result, in columns.
@@ -117,8 +121,11 @@ bool multiply_integers(const QuantizedMatrixView& matrix,
     return false;
   }
   const RowSizes bytes(matrix, product);
-  for (int64_t first_row = 0; first_row < rows; first_row += kGemmRows) {
-    const int64_t count = std::min(kGemmRows, rows - first_row);
+  const int64_t packed_row = gemm.packed_bytes(matrix, kGemmRows) / kGemmRows;
+  const int64_t most_rows = std::clamp(kPackedBytes / packed_row / 16 * 16, kLeastRows, kGemmRows);
+  const int64_t rows_of_pass = round_up(ceil_div(rows, ceil_div(rows, most_rows)), 16);
+  for (int64_t first_row = 0; first_row < rows; first_row += rows_of_pass) {
+    const int64_t count = std::min(rows_of_pass, rows - first_row);
     const void* const from = at(x, first_row * bytes.x);
     void* const to = at(out, first_row * bytes.out);
     const Floats packed = floats(gemm.packed_bytes(matrix, count) / sizeof(float));

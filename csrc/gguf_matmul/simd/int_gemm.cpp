@@ -1,5 +1,5 @@
 // x W^T for many rows of x, in integers, on machines with VNNI. Superblocks of kPanelRows rows of w
-// become bytes with an offset of 128, whatever the format. The product is then that of
+// become bytes with an offset of 128, or signed bytes for AMX. The product is then that of
 // quantized_matmul/simd/int_gemm.cpp for 8-bit codes, with groups of 16 or 32 columns.
 //
 //   for each panel of kPanelRows rows of w, superblock:
@@ -30,10 +30,13 @@ struct Scratch {
   static constexpr int64_t kScales = kCodes + kPanelRows * kChunk;  // likewise
   static constexpr int64_t kTotals = kScales + kMostGroups * 2 * kPanelRows * 4;
 
-  static int64_t bytes(int64_t x_rows) { return kTotals + x_rows * kPanelRows * 4; }
+  // Totals of whole tiles of rows of x.
+  static int64_t bytes(int64_t x_rows) {
+    return kTotals + round_up(x_rows, kMostTileRows) * kPanelRows * 4;
+  }
 };
 
-template <class Format>
+template <class Format, class Tiles>
 class Panel {
  public:
   Panel(const GgufView& matrix, int64_t first, int64_t count, char* scratch)
@@ -106,10 +109,10 @@ class Panel {
     }
     GgufCodes codes;
     const f32v scales = Format::load(from, codes);
+    constexpr int kAdded = (Tiles::kSignedCodes ? 0 : 128) - Format::kOffset;
+    const __m512i added = _mm512_set1_epi8(static_cast<char>(kAdded));
     for (int j = 0; j < kGgufVectors; ++j) {
-      const __m512i bytes =
-          _mm512_add_epi8(codes[j], _mm512_set1_epi8(static_cast<char>(128 - Format::kOffset)));
-      _mm512_storeu_si512(rows_ + row * kChunk + j * 64, bytes);
+      _mm512_storeu_si512(rows_ + row * kChunk + j * 64, _mm512_add_epi8(codes[j], added));
     }
     return scales;
   }
@@ -122,14 +125,14 @@ class Panel {
   float* const scales_;
 };
 
-template <class Format, int kPieces>
+template <class Format, class Tiles>
 void multiply_panel(const GgufGemmArgs& args, int64_t first, int64_t count) {
   const GgufView& matrix = args.matrix;
   char* const scratch = static_cast<char*>(args.scratch);
   float* const totals = reinterpret_cast<float*>(scratch + Scratch::kTotals);
-  std::memset(totals, 0, args.x_rows * kPanelRows * sizeof(float));
-  const GemmRows<kPieces> x(gguf_bytes_view(matrix, Format::kGroup), args.x_rows);
-  Panel<Format> panel(matrix, first, count, scratch);
+  std::memset(totals, 0, round_up(args.x_rows, Tiles::kRows) * kPanelRows * sizeof(float));
+  const GemmRows<Tiles> x(gguf_bytes_view(matrix, Format::kGroup), args.x_rows);
+  Panel<Format, Tiles> panel(matrix, first, count, scratch);
   for (int64_t chunk = 0; chunk < x.chunks; ++chunk) {
     const int64_t left = matrix.columns - chunk * kChunk;
     const int64_t groups = (left < kChunk ? left : kChunk) / Format::kGroup;
@@ -137,13 +140,17 @@ void multiply_panel(const GgufGemmArgs& args, int64_t first, int64_t count) {
     const int64_t next = chunk + 1 < x.chunks ? chunk + 1 : 0;
     for (int64_t tile = 0; tile < x.tiles; ++tile) {
       panel.prefetch(next, tile, x.tiles);
-      const int64_t row = tile * x.kTileRows;
+      const int64_t row = tile * Tiles::kRows, x_left = args.x_rows - row;
       const char* const packed = static_cast<const char*>(args.x) + x.at(chunk, tile);
-      with_tile_rows<kPieces>(args.x_rows - row, [&](auto rows) {
-        add_products<kPieces, rows.value>(
-            {packed, x.factors(packed), panel.codes(), panel.scales(), totals + row * kPanelRows},
-            groups, 1, Format::kGroup / kRun);
-      });
+      const IntTile<Tiles> products = {packed,
+                                       x.factors(packed),
+                                       panel.codes(),
+                                       panel.scales(),
+                                       totals + row * kPanelRows,
+                                       groups,
+                                       1,
+                                       Format::kGroup / kRun};
+      add_products(products, x_left < Tiles::kRows ? x_left : Tiles::kRows);
     }
   }
   with_elements(matrix.dtype, [&](auto element) {
@@ -164,17 +171,16 @@ int group_of(GgufKind kind) {
 
 int64_t gguf_gemm_bytes(const GgufView& matrix, int64_t x_rows) {
   int64_t bytes = 0;
-  with_gguf_pieces(matrix, [&](auto pieces) {
-    bytes = GemmRows<pieces.value>(gguf_bytes_view(matrix, group_of(matrix.kind)), x_rows).bytes();
-  });
+  const QuantizedMatrixView view = gguf_bytes_view(matrix, group_of(matrix.kind));
+  with_tiles(view, [&](auto tiles) { bytes = GemmRows<decltype(tiles)>(view, x_rows).bytes(); });
   return bytes;
 }
 
 void gguf_gemm_pack(const GgufPackArgs& args) {
-  with_gguf_pieces(args.matrix, [&](auto pieces) {
-    pack_tiles<IntAffine<8>, pieces.value>(
-        {gguf_bytes_view(args.matrix, group_of(args.matrix.kind)), args.x, args.x_rows, args.first,
-         args.count, args.to, args.finite});
+  const QuantizedMatrixView view = gguf_bytes_view(args.matrix, group_of(args.matrix.kind));
+  with_tiles(view, [&](auto tiles) {
+    pack_tiles<IntAffine<8>, decltype(tiles)>(
+        {view, args.x, args.x_rows, args.first, args.count, args.to, args.finite});
   });
 }
 
@@ -184,11 +190,13 @@ int64_t gguf_gemm_scratch(const GgufView&, int64_t x_rows) {
 
 void gguf_int_gemm(const GgufGemmArgs& args) {
   with_gguf_format(args.matrix.kind, [&](auto format) {
-    with_gguf_pieces(args.matrix, [&](auto pieces) {
+    using Format = decltype(format);
+    with_tiles(gguf_bytes_view(args.matrix, Format::kGroup), [&](auto tiles) {
+      using Tiles = decltype(tiles);
+      const typename Tiles::Registers registers(Format::kGroup);
       for (int64_t n = 0; n < args.count; n += kPanelRows) {
         const int64_t left = args.count - n;
-        multiply_panel<decltype(format), pieces.value>(args, args.first + n,
-                                                       left < kPanelRows ? left : kPanelRows);
+        multiply_panel<Format, Tiles>(args, args.first + n, left < kPanelRows ? left : kPanelRows);
       }
     });
   });

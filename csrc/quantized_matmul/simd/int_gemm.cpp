@@ -11,7 +11,7 @@
 //       unpack the panel's codes to bytes; prefetch the next chunk
 //       for each tile of rows of x: for each group:
 //         for each step of the group:
-//           sums = -offset * (sum of X) + codes * X               (vpdpbusd)
+//           sums = -offset * (sum of X) + codes * X               (vpdpbusd; amx_tiles.h)
 //           products += sums * step
 //         totals += products * scale + shift * (sum of x)
 //     store totals
@@ -35,10 +35,13 @@ struct IntGemmScratch {
         scales(words + kChunk * kLanes),
         totals(scales + PanelScales::count(matrix) * sizeof(float)) {}
 
-  int64_t bytes(int64_t x_rows) const { return totals + x_rows * kPanelRows * sizeof(float); }
+  // Totals of whole tiles of rows of x.
+  int64_t bytes(int64_t x_rows) const {
+    return totals + round_up(x_rows, kMostTileRows) * kPanelRows * sizeof(float);
+  }
 };
 
-template <class Format, int kPieces>
+template <class Format, class Tiles>
 void multiply_panel(const QuantizedIntGemmArgs& args, int64_t first, int64_t count) {
   const QuantizedMatrixView& matrix = args.matrix;
   const IntGemmScratch at(matrix);
@@ -46,12 +49,13 @@ void multiply_panel(const QuantizedIntGemmArgs& args, int64_t first, int64_t cou
   float* const totals = reinterpret_cast<float*>(scratch + at.totals);
   const PanelScales scales(matrix, reinterpret_cast<float*>(scratch + at.scales));
   scales.read<Format>(first, count);
-  std::memset(totals, 0, args.x_rows * kPanelRows * sizeof(float));
+  std::memset(totals, 0, round_up(args.x_rows, Tiles::kRows) * kPanelRows * sizeof(float));
 
-  const GemmRows<kPieces> x(matrix, args.x_rows);
-  const int64_t group = matrix.format.group, step = step_columns<kPieces>(group);
-  CodePanel<Format> panel(matrix, first, count, reinterpret_cast<uint8_t*>(scratch + at.codes),
-                          reinterpret_cast<uint32_t*>(scratch + at.words));
+  const GemmRows<Tiles> x(matrix, args.x_rows);
+  const int64_t group = matrix.format.group, step = step_columns<Tiles::kPieces>(group);
+  CodePanel<Format, Tiles> panel(matrix, first, count,
+                                 reinterpret_cast<uint8_t*>(scratch + at.codes),
+                                 reinterpret_cast<uint32_t*>(scratch + at.words));
   for (int64_t chunk = 0; chunk < x.chunks; ++chunk) {
     const int64_t column = chunk * kChunk;
     const int64_t columns = matrix.columns - column < kChunk ? matrix.columns - column : kChunk;
@@ -59,13 +63,17 @@ void multiply_panel(const QuantizedIntGemmArgs& args, int64_t first, int64_t cou
     const int64_t next = chunk + 1 < x.chunks ? column + kChunk : 0;
     for (int64_t tile = 0; tile < x.tiles; ++tile) {
       panel.prefetch(next, tile, x.tiles);
-      const int64_t row = tile * x.kTileRows, left = args.x_rows - row;
+      const int64_t row = tile * Tiles::kRows, left = args.x_rows - row;
       const char* const packed = static_cast<const char*>(args.x) + x.at(chunk, tile);
-      with_tile_rows<kPieces>(left, [&](auto rows) {
-        add_products<kPieces, rows.value>({packed, x.factors(packed), panel.codes(),
-                                           scales.from(column / group), totals + row * kPanelRows},
-                                          columns / group, group / step, step / kRun);
-      });
+      const IntTile<Tiles> products = {packed,
+                                       x.factors(packed),
+                                       panel.codes(),
+                                       scales.from(column / group),
+                                       totals + row * kPanelRows,
+                                       columns / group,
+                                       group / step,
+                                       step / kRun};
+      add_products(products, left < Tiles::kRows ? left : Tiles::kRows);
     }
   }
   with_elements(matrix.dtype, [&](auto element) {
@@ -86,24 +94,28 @@ int64_t quantized_int_gemm_columns(const QuantizedMatrixView& matrix) {
 
 int64_t quantized_int_gemm_bytes(const QuantizedMatrixView& matrix, int64_t x_rows) {
   int64_t bytes = 0;
-  with_pieces(matrix, [&](auto pieces) { bytes = GemmRows<pieces.value>(matrix, x_rows).bytes(); });
+  with_tiles(matrix,
+             [&](auto tiles) { bytes = GemmRows<decltype(tiles)>(matrix, x_rows).bytes(); });
   return bytes;
 }
 
 void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs& args) {
   with_int_format(args.matrix.format, [&](auto format) {
-    with_pieces(args.matrix,
-                [&](auto pieces) { pack_tiles<decltype(format), pieces.value>(args); });
+    with_tiles(args.matrix,
+               [&](auto tiles) { pack_tiles<decltype(format), decltype(tiles)>(args); });
   });
 }
 
 bool quantized_int_gemm(const QuantizedIntGemmArgs& args) {
   with_int_format(args.matrix.format, [&](auto format) {
-    with_pieces(args.matrix, [&](auto pieces) {
+    with_tiles(args.matrix, [&](auto tiles) {
+      using Tiles = decltype(tiles);
+      const typename Tiles::Registers registers(
+          step_columns<Tiles::kPieces>(args.matrix.format.group));
       for (int64_t n = 0; n < args.count; n += kPanelRows) {
         const int64_t left = args.count - n;
-        multiply_panel<decltype(format), pieces.value>(args, args.first + n,
-                                                       left < kPanelRows ? left : kPanelRows);
+        multiply_panel<decltype(format), Tiles>(args, args.first + n,
+                                                left < kPanelRows ? left : kPanelRows);
       }
     });
   });

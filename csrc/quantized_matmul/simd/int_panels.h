@@ -56,7 +56,7 @@ class PanelScales {
 };
 
 // Codes of kPanelRows rows of w as bytes: kPanelVectors vectors for each word of columns.
-template <class Format>
+template <class Format, class Tiles>
 class CodePanel {
  public:
   CodePanel(const QuantizedMatrixView& matrix,
@@ -86,8 +86,8 @@ class CodePanel {
         }
         uint8_t* const to = codes_ + (unit * Codes::kVectors * kPanelVectors + v) * 64;
         unroll<Codes::kVectors>([&](auto i) {
-          const u32v bytes = Codes::template vector<i.value>(units);
-          std::memcpy(to + i.value * kPanelVectors * 64, &bytes, sizeof(bytes));
+          store_codes<Format, Tiles>(Codes::template vector<i.value>(units),
+                                     to + i.value * kPanelVectors * 64);
         });
       }
     }
@@ -141,52 +141,67 @@ constexpr int64_t step_columns(int64_t group) {
 }
 
 // Data of a tile's rows for the columns of a step, besides the bytes.
-template <int kPieces>
-struct StepFactors {
-  static constexpr int kRows = kIntTileRows<kPieces>;
-
-  int32_t start[kRows][kPieces];  // -offset of codes * sum of each piece
-  float step[kRows];
-  float sum[kRows];  // sum of X, times step
+template <class Tiles>
+struct StepFactors : Tiles::Start {
+  float step[Tiles::kRows];
+  float sum[Tiles::kRows];  // sum of X times step, of this and the previous steps of the group
 };
 
-// Layout of packed rows of x: tiles of kTileRows rows, with the tiles of a chunk of columns
-// contiguous. A tile has kRunWords * kPieces words per run and row, then the StepFactors of all
-// steps.
-template <int kPieces>
+// Layout of packed rows of x: tiles of Tiles::kRows rows, with the tiles of a chunk of columns
+// contiguous. A tile has the bytes of all pieces, then the StepFactors of all steps.
+template <class Tiles>
 struct GemmRows {
-  static constexpr int64_t kTileRows = kIntTileRows<kPieces>;
-
   int64_t chunks, tiles, steps_of_chunk;
 
   GemmRows(const QuantizedMatrixView& matrix, int64_t rows)
       : chunks((matrix.columns + kChunk - 1) / kChunk),
-        tiles((rows + kTileRows - 1) / kTileRows),
-        steps_of_chunk(kChunk / step_columns<kPieces>(matrix.format.group)) {}
+        tiles((rows + Tiles::kRows - 1) / Tiles::kRows),
+        steps_of_chunk(kChunk / step_columns<Tiles::kPieces>(matrix.format.group)) {}
 
   int64_t tile_bytes() const {
-    return round_up(kFactorsAt + steps_of_chunk * sizeof(StepFactors<kPieces>), 64);
+    return round_up(kFactorsAt + steps_of_chunk * sizeof(StepFactors<Tiles>), 64);
   }
-  static const StepFactors<kPieces>* factors(const char* tile) {
-    return reinterpret_cast<const StepFactors<kPieces>*>(tile + kFactorsAt);
+  static const StepFactors<Tiles>* factors(const char* tile) {
+    return reinterpret_cast<const StepFactors<Tiles>*>(tile + kFactorsAt);
   }
-  static StepFactors<kPieces>* factors(char* tile) {
-    return reinterpret_cast<StepFactors<kPieces>*>(tile + kFactorsAt);
+  static StepFactors<Tiles>* factors(char* tile) {
+    return reinterpret_cast<StepFactors<Tiles>*>(tile + kFactorsAt);
   }
   int64_t at(int64_t chunk, int64_t tile) const { return (chunk * tiles + tile) * tile_bytes(); }
   int64_t bytes() const { return at(chunks, 0); }
 
+  // Rows of the last tile that x does not have contribute 0.
+  void clear_factors_past_last(char* rows, int64_t count) const {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      StepFactors<Tiles>* const of_chunk = factors(rows + at(chunk, tiles - 1));
+      for (int64_t step = 0; step < steps_of_chunk; ++step) {
+        for (int64_t m = count - (tiles - 1) * Tiles::kRows; m < Tiles::kRows; ++m) {
+          of_chunk[step].step[m] = of_chunk[step].sum[m] = 0.0f;
+        }
+      }
+    }
+  }
+
  private:
-  static constexpr int64_t kFactorsAt = kChunk * kTileRows * kPieces;
+  static constexpr int64_t kFactorsAt = kChunk * Tiles::kRows * Tiles::kPieces;
 };
 
-template <class Format, int kPieces>
+template <class Format, class Tiles>
 class RowPacker {
+  static constexpr int kPieces = Tiles::kPieces;
+
  public:
+  explicit RowPacker(int64_t step)
+      // The column order of CodePanel's words.
+      : packer_(step, [](int word, int b) {
+          return word / Codes::kVectors * Codes::kValues + Codes::code(word % Codes::kVectors, b);
+        }) {}
+
   // Packs the columns of a step of row m of a tile, starting at run `bytes`. If a value is not
   // finite, returns false and packs zeros.
   template <class T>
-  bool pack(const T* x, int64_t columns, char* bytes, StepFactors<kPieces>& factors, int m) const {
+  bool pack(
+      const T* x, int64_t columns, char* bytes, StepFactors<Tiles>& factors, int64_t m) const {
     f32v numbers[kMostRuns];
     Largest largest_of_lane;
     const int64_t runs = columns / kRun;
@@ -208,7 +223,7 @@ class RowPacker {
       packer_.pack(integers, bytes, run, m);
     }
     const int32_t sum = _mm512_reduce_add_epi32(bits_as<__m512i>(sums));
-    RunPacker<kPieces>::start(Format::kOffset, sum, factors.start[m]);
+    factors.set(m, Format::kOffset, sum);
     factors.step[m] = steps.step[0];
     factors.sum[m] = static_cast<float>(sum) * steps.step[0];
     return finite;
@@ -218,33 +233,36 @@ class RowPacker {
   using Codes = Bytes<Format>;
   static constexpr int kMostRuns = 128 / kRun;
 
-  // The column order of CodePanel's words.
-  const RunPacker<kPieces> packer_{[](int word, int b) {
-    return word / Codes::kVectors * Codes::kValues + Codes::code(word % Codes::kVectors, b);
-  }};
+  const typename Tiles::Packer packer_;
 };
 
-template <class Format, int kPieces>
+template <class Format, class Tiles>
 void pack_tiles(const QuantizedIntGemmPackArgs& args) {
   const QuantizedMatrixView& matrix = args.matrix;
-  const GemmRows<kPieces> to(matrix, args.x_rows);
-  const RowPacker<Format, kPieces> packer;
-  const int64_t step = step_columns<kPieces>(matrix.format.group);
+  const GemmRows<Tiles> to(matrix, args.x_rows);
+  const int64_t step = step_columns<Tiles::kPieces>(matrix.format.group);
+  const RowPacker<Format, Tiles> packer(step);
   with_elements(matrix.dtype, [&](auto element) {
     const auto* const x = static_cast<const decltype(element)*>(args.x);
     for (int64_t m = args.first; m < args.first + args.count; ++m) {
-      const int64_t tile = m / to.kTileRows, row = m % to.kTileRows;
+      const int64_t tile = m / Tiles::kRows, row = m % Tiles::kRows;
       bool finite = true;
       for (int64_t column = 0; column < matrix.columns; column += step) {
         char* const chunk = static_cast<char*>(args.to) + to.at(column / kChunk, tile);
         const int64_t in_chunk = column % kChunk;
+        StepFactors<Tiles>* const factors = to.factors(chunk) + in_chunk / step;
         finite &= packer.pack(x + m * matrix.columns + column, step,
-                              chunk + in_chunk * to.kTileRows * kPieces,
-                              to.factors(chunk)[in_chunk / step], static_cast<int>(row));
+                              chunk + in_chunk * Tiles::kRows * Tiles::kPieces, *factors, row);
+        if (column % matrix.format.group != 0) {
+          factors->sum[row] += factors[-1].sum[row];
+        }
       }
       args.finite[m] = finite;
     }
   });
+  if (args.first + args.count == args.x_rows) {
+    to.clear_factors_past_last(static_cast<char*>(args.to), args.x_rows);
+  }
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

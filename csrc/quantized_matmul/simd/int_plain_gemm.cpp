@@ -36,34 +36,29 @@ int64_t unit_columns(const QuantizedMatrixView& matrix) {
 }
 
 struct PlainGemmScratch {
-  static constexpr int kTileRows = kIntTileRows<2>;
-  static_assert(kTileRows == kIntTileRows<3>);
-
   int64_t groups, codes, x, totals, bytes;  // byte offset of each part, and total bytes
 
-  template <class Format>
-  static PlainGemmScratch of(Format, const QuantizedMatrixView& matrix, int64_t x_rows) {
+  template <class Format, class Tiles>
+  static PlainGemmScratch of(const QuantizedMatrixView& matrix, int64_t x_rows) {
     PlainGemmScratch at;
     at.groups = 0;
     at.codes = at.groups + kStripColumns / matrix.format.group * sizeof(GroupNumbers);
     at.x = at.codes + unit_columns<Format>(matrix) * kChunk;
-    at.totals = at.x + kTileRows * kChunk * pieces_of(matrix.dtype);
+    at.totals = at.x + Tiles::kRows * kChunk * Tiles::kPieces;
     at.bytes = at.totals + kStripColumns * x_rows * sizeof(float);
     return at;
   }
 };
 
-template <class Format, int kPieces>
+template <class Format, class Tiles>
 class PlainGemm {
-  static constexpr int kTileRows = PlainGemmScratch::kTileRows;
-
  public:
   explicit PlainGemm(const QuantizedIntGemmArgs& args)
       : args_(args),
         matrix_(args.matrix),
         rows_(args.matrix, args.x_rows),
         unit_(unit_columns<Format>(args.matrix)),
-        at_(PlainGemmScratch::of(Format(), args.matrix, args.x_rows)),
+        at_(PlainGemmScratch::of<Format, Tiles>(args.matrix, args.x_rows)),
         codes_(args.matrix, static_cast<uint8_t*>(scratch(at_.codes))),
         groups_(static_cast<GroupNumbers*>(scratch(at_.groups))),
         packed_(static_cast<char*>(scratch(at_.x))),
@@ -82,6 +77,7 @@ class PlainGemm {
 
  private:
   using Codes = RowBytes<Format>;
+  static constexpr int kPieces = Tiles::kPieces;
   // Bounds X, so that its highest byte does not overflow by the carry from negative lower bytes.
   static constexpr float kScale = kPieces == 2 ? 127 << 8 : 127 << 16;
 
@@ -107,7 +103,7 @@ class PlainGemm {
         ahead_row_ = last ? row + kChunk : row;
         ahead_column_ = last ? first : first + column + unit_;
         for (int64_t in_unit = 0; in_unit < count; in_unit += group) {
-          multiply_group(column, in_unit, (rows + kRun - 1) / kRun);
+          multiply_group(column, in_unit, round_up(rows, Tiles::kMostBlock) / kRun);
         }
       }
     }
@@ -123,36 +119,41 @@ class PlainGemm {
   // Multiplies one group, at column `in_unit` of the unit at `column` of the strip.
   void multiply_group(int64_t column, int64_t in_unit, int64_t runs) {
     const int64_t group = matrix_.format.group;
-    for (int64_t row = 0; row < args_.x_rows; row += kTileRows) {
+    for (int64_t row = 0; row < args_.x_rows; row += Tiles::kRows) {
       if (in_unit == 0 && ahead_column_ + unit_ <= matrix_.columns) {
         codes_.prefetch(ahead_row_, rows_of_chunk(ahead_row_), ahead_column_, unit_,
-                        row / kTileRows, (args_.x_rows + kTileRows - 1) / kTileRows);
+                        row / Tiles::kRows, (args_.x_rows + Tiles::kRows - 1) / Tiles::kRows);
       }
-      with_tile_rows<kPieces>(args_.x_rows - row, [&](auto rows) {
-        Factors<rows.value> factors;
-        pack<rows.value>(row, groups_[(column + in_unit) / group], runs, factors);
-        for (int64_t panel = 0; panel < group / kPlainPanel; ++panel) {
-          const int64_t first = in_unit / kPlainPanel + panel;
-          add_products<rows.value>(factors, codes_.panel(first), runs,
-                                   totals(column / kPlainPanel + first, row));
-        }
-      });
+      const int64_t left = args_.x_rows - row, rows = left < Tiles::kRows ? left : Tiles::kRows;
+      Factors factors;
+      pack_tile(row, rows, groups_[(column + in_unit) / group], runs, factors);
+      for (int64_t panel = 0; panel < group / kPlainPanel; ++panel) {
+        const int64_t first = in_unit / kPlainPanel + panel;
+        multiply_tile(Tiles(), factors, codes_.panel(first), rows, runs,
+                      totals(column / kPlainPanel + first, row));
+      }
     }
   }
 
-  template <int kRows>
-  struct Factors {
-    int32_t start[kRows][kPieces];
-    float exponent[kRows];  // x times scale ~= X * 2^exponent / kScale
-    float shift[kRows];     // sum of x times (bias + offset * scale)
+  struct Factors : Tiles::Start {
+    float exponent[Tiles::kRows];  // x times scale ~= X * 2^exponent / kScale
+    float shift[Tiles::kRows];     // sum of x times (bias + offset * scale)
   };
 
+  // Two rows at a time share the loads of the group's numbers.
+  void pack_tile(
+      int64_t row, int64_t rows, const GroupNumbers& group, int64_t runs, Factors& factors) {
+    for (int64_t m = 0; m < rows; m += 2) {
+      rows - m >= 2 ? pack<2>(row, m, group, runs, factors) : pack<1>(row, m, group, runs, factors);
+    }
+  }
+
+  // Packs rows [first, first + kRows) of the tile at `row`.
   template <int kRows>
-  __attribute__((noinline)) void pack(int64_t row,
-                                      const GroupNumbers& group,
-                                      int64_t runs,
-                                      Factors<kRows>& factors) {
-    const ChunkNumbers* const x = rows_.at(static_cast<const ChunkNumbers*>(args_.x), chunk_, row);
+  __attribute__((noinline)) void pack(
+      int64_t row, int64_t first, const GroupNumbers& group, int64_t runs, Factors& factors) {
+    const ChunkNumbers* const x =
+        rows_.at(static_cast<const ChunkNumbers*>(args_.x), chunk_, row + first);
     char* const packed = packed_;
     i32v sums[kRows] = {};
     f32v shifts[kRows] = {};
@@ -163,37 +164,72 @@ class PlainGemm {
         const i32v integers = rounded(numbers * scales);
         sums[m.value] += integers;
         shifts[m.value] += numbers * shift;
-        packer_.pack(integers, packed, run, m.value);
+        packer_.pack(integers, packed, run, first + m.value);
       });
     }
     unroll<kRows>([&](auto m) __attribute__((always_inline)) {
       const float exponent = x[m.value].exponent;
       const f32v shift = splat(_mm512_reduce_add_ps(bits_as<__m512>(shifts[m.value])));
-      factors.shift[m.value] = times_power(shift, splat(exponent + group.shifts.exponent))[0];
-      factors.exponent[m.value] = exponent + group.scales.exponent;
-      RunPacker<kPieces>::start(Format::kOffset,
-                                _mm512_reduce_add_epi32(bits_as<__m512i>(sums[m.value])),
-                                factors.start[m.value]);
+      const int64_t to = first + m.value;
+      factors.shift[to] = times_power(shift, splat(exponent + group.shifts.exponent))[0];
+      factors.exponent[to] = exponent + group.scales.exponent;
+      factors.set(to, Format::kOffset, _mm512_reduce_add_epi32(bits_as<__m512i>(sums[m.value])));
     });
   }
 
+  void multiply_tile(VnniTiles<kPieces>,
+                     const Factors& factors,
+                     const uint8_t* codes,
+                     int64_t rows,
+                     int64_t runs,
+                     float* totals) const {
+    Tiles::with_rows(rows,
+                     [&](auto these) { multiply_rows<these.value>(factors, codes, runs, totals); });
+  }
+
   template <int kRows>
-  __attribute__((noinline)) void add_products(const Factors<kRows>& factors,
-                                              const uint8_t* codes,
-                                              int64_t runs,
-                                              float* totals) const {
+  __attribute__((noinline)) void multiply_rows(const Factors& factors,
+                                               const uint8_t* codes,
+                                               int64_t runs,
+                                               float* totals) const {
     const char* x = packed_;
     TileSums<kPieces, kRows, kPlainVectors> sums;
     start_sums<kPieces, kRows, kPlainVectors>(factors.start, sums);
     add_runs<kPieces, kRows, kPlainVectors>(x, codes, runs, sums);
     for (int m = 0; m < kRows; ++m) {
       for (int v = 0; v < kPlainVectors; ++v) {
-        const f32v product = times_power(in_floats(sums[m], v) * (Format::kFactor / kScale),
-                                         splat(factors.exponent[m]));
-        float* const total = totals + m * kPlainPanel + v * kLanes;
-        store_lanes(total, load_lanes(total) + (product + factors.shift[m]));
+        add(in_floats(sums[m], v), factors, m, totals + m * kPlainPanel + v * kLanes);
       }
     }
+  }
+
+  __attribute__((noinline)) void multiply_tile(AmxTiles<kPieces>,
+                                               const Factors& factors,
+                                               const uint8_t* codes,
+                                               int64_t rows,
+                                               int64_t runs,
+                                               float* totals) const {
+    const auto multiply_vector = [&](int v) __attribute__((always_inline)) {
+      Tiles::template multiply<0, kPlainVectors>(
+          packed_, codes + v * 64, runs * kRun / Tiles::kMostBlock, Tiles::kMostBlock);
+    };
+    multiply_vector(0);
+    for (int v = 0; v < kPlainVectors; ++v) {
+      typename Tiles::Sums sums;
+      Tiles::template store<0>(sums);
+      if (v + 1 < kPlainVectors) {
+        multiply_vector(v + 1);
+      }
+      for (int64_t m = 0; m < rows; ++m) {
+        add(Tiles::in_floats(sums, m), factors, m, totals + m * kPlainPanel + v * kLanes);
+      }
+    }
+  }
+
+  // Adds the products of row m of a tile and a vector of columns.
+  MLX_ANVIL_UNROLLED static void add(f32v sums, const Factors& factors, int64_t m, float* total) {
+    const f32v product = times_power(sums * (Format::kFactor / kScale), splat(factors.exponent[m]));
+    store_lanes(total, load_lanes(total) + (product + factors.shift[m]));
   }
 
   void store(int64_t first, int64_t columns) const {
@@ -216,11 +252,11 @@ class PlainGemm {
   const PlainGemmRows rows_;
   const int64_t unit_;
   const PlainGemmScratch at_;
-  CodeColumns<Format> codes_;
+  CodeColumns<Format, Tiles> codes_;
   GroupNumbers* const groups_;
   char* const packed_;   // one tile of X
   float* const totals_;  // [panel][row][kPlainPanel]
-  const RunPacker<kPieces> packer_{[](int word, int b) { return 4 * word + b; }};
+  const typename Tiles::Packer packer_{kChunk, [](int word, int b) { return 4 * word + b; }};
   int64_t chunk_ = 0;
   int64_t ahead_row_ = 0, ahead_column_ = 0;  // start of the next unit
 };
@@ -248,9 +284,11 @@ void quantized_int_plain_gemm_pack(const QuantizedIntGemmPackArgs& args) {
 bool quantized_int_plain_gemm(const QuantizedIntGemmArgs& args) {
   bool finite = false;
   with_int_format(args.matrix.format, [&](auto format) {
-    with_pieces(args.matrix.dtype, [&](auto pieces) {
+    with_tiles(args.matrix.dtype, [&](auto tiles) {
+      using Tiles = decltype(tiles);
       if constexpr (decltype(format)::kHasBiases) {
-        finite = PlainGemm<decltype(format), pieces.value>(args).run();
+        const typename Tiles::Registers registers(kChunk);
+        finite = PlainGemm<decltype(format), Tiles>(args).run();
       }
     });
   });
@@ -259,8 +297,11 @@ bool quantized_int_plain_gemm(const QuantizedIntGemmArgs& args) {
 
 int64_t quantized_int_plain_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_rows) {
   int64_t bytes = 0;
-  with_int_format(matrix.format,
-                  [&](auto format) { bytes = PlainGemmScratch::of(format, matrix, x_rows).bytes; });
+  with_int_format(matrix.format, [&](auto format) {
+    with_tiles(matrix.dtype, [&](auto tiles) {
+      bytes = PlainGemmScratch::of<decltype(format), decltype(tiles)>(matrix, x_rows).bytes;
+    });
+  });
   return bytes;
 }
 

@@ -3,9 +3,9 @@
 // The sums run over rows of w. The four rows in a word of a run (int_products.h) are adjacent.
 #pragma once
 
+#include "quantized_matmul/simd/amx_tiles.h"
 #include "quantized_matmul/simd/entries.h"
 #include "quantized_matmul/simd/int_interleave.h"
-#include "quantized_matmul/simd/int_products.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
@@ -109,7 +109,7 @@ inline bool read_groups(const QuantizedMatrixView& matrix,
 }
 
 // Codes of w as bytes, for a chunk of rows: panels of columns, one after another.
-template <class Format>
+template <class Format, class Tiles>
 class CodeColumns {
  public:
   using Codes = RowBytes<Format>;
@@ -138,9 +138,9 @@ class CodeColumns {
         unroll<Codes::kVectors>([&](auto v) __attribute__((always_inline)) {
           const u32v bytes =
               Codes::template bytes<v.value % Codes::kPerWord>(words[v.value / Codes::kPerWord]);
-          std::memcpy(to + v.value / kPlainVectors * kPanelBytes +
-                          (quad * kPlainVectors + v.value % kPlainVectors) * 64,
-                      &bytes, sizeof(bytes));
+          store_codes<Format, Tiles>(bytes,
+                                     to + v.value / kPlainVectors * kPanelBytes +
+                                         (quad * kPlainVectors + v.value % kPlainVectors) * 64);
         });
       }
     }
