@@ -4,6 +4,7 @@ docs/adding-an-op.md says so too: every file of an op is in its table, and what 
 """
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,15 @@ def test_the_navigation_leaves_the_ops_to_that_list():
     text = (ROOT / "mkdocs.yml").read_text()
     assert text.count("{op}.md") == 2
     assert [path.name for path in FOLDERS if f"{path.name}.md" in text] == []
+
+
+def test_the_repository_holds_no_build_outputs():
+    """Every file is text, but for pictures."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    paths = [ROOT / name for name in files.split("\0") if name and not name.endswith(".png")]
+    assert [path.name for path in paths if path.exists() and b"\0" in path.read_bytes()] == []
 
 
 # ---- docs/adding-an-op.md --------------------------------------------------------------------------------------------
