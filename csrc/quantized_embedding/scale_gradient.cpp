@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "common/allocate.h"
+#include "gather_matmul/sum_pairs.h"
 #include "quantized_embedding/cpu.h"
 #include "quantized_embedding/primitive.h"
 #include "quantized_embedding/quantized_embedding.h"
-#include "quantized_embedding/row_sums.h"
 #include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
@@ -28,11 +28,11 @@ class EmbeddingScaleGradient : public QuantizedPrimitive {
 
   Arrays compose(const Arrays& inputs) override {
     const mx::Stream s = stream();
-    const mx::array ids = mx::flatten(inputs[1], s);
+    const mx::array ids = mx::astype(mx::flatten(inputs[1], s), mx::int32, s);
     const mx::array dy = mx::reshape(mx::astype(inputs[0], mx::float32, s),
                                      {static_cast<int>(ids.size()), inputs[0].shape(-1)}, s);
     const auto by_row = [&](const mx::array& terms) {
-      return mx::astype(sum_rows(terms, ids, inputs[2].shape(0), s), inputs[0].dtype(), s);
+      return mx::astype(apply_sum_pairs(terms, ids, inputs[2].shape(0), s), inputs[0].dtype(), s);
     };
     const mx::array codes = mx::take(inputs[2], ids, 0, s);
     return {by_row(compose_scale_gradient(format_, dy, codes, s)),

@@ -18,7 +18,7 @@ OPS_THAT_AN_OP_USES = {
     "quantized_matmul": {"gated", "silu_gate"},
     "flash_attention": {"quantized_matmul"},
     "mla_decode": {"flash_attention"},
-    "quantized_embedding": {"quantized_matmul"},
+    "quantized_embedding": {"quantized_matmul", "gather_matmul"},
     "quantized_head": {"quantized_matmul"},
     "gather_matmul": {"quantized_matmul", "gated", "silu_gate"},
     "kv_append": {"quantized_matmul", "rope"},
