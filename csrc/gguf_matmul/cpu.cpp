@@ -134,8 +134,10 @@ void gemv(const Product& call, const void* x, int64_t rows, void* out) {
 void gemm(const Product& call, const void* x, int64_t rows, void* out) {
   const GgufCpuKernels& kernels = call.kernels;
   const int64_t tile = kernels.gemm_columns, outputs = call.matrix.outputs;
-  for (int64_t first = 0; first < rows; first += kPassRows) {
-    const int64_t count = std::min(kPassRows, rows - first);
+  const int64_t rows_of_pass =
+      packed_rows_of_pass(kernels.gemm_bytes(call.matrix, kPassRows) / kPassRows, rows, kPassRows);
+  for (int64_t first = 0; first < rows; first += rows_of_pass) {
+    const int64_t count = std::min(rows_of_pass, rows - first);
     const void* const from = at(x, first * call.x_bytes());
     void* const to = at(out, first * call.out_bytes());
     const Floats packed = bytes_as_floats(kernels.gemm_bytes(call.matrix, count));

@@ -14,10 +14,6 @@ namespace {
 
 // Rows of x per pass over the matrix. Dequantised panels are reused for all of them.
 constexpr int64_t kGemmRows = 512;
-// Tiles multiply faster than packed rows of x arrive from the third-level cache. So the rows of a
-// pass fit the second, which has 2 MiB per core where there are tiles. With fewer rows, unpacking
-// the matrix would take longer than reading them.
-constexpr int64_t kPackedBytes = 1 << 20, kLeastRows = 64;
 // Minimum rows of x per thread when packing.
 constexpr int64_t kPackGrain = 4;
 // Approximate width of a tile of the result, in columns.
@@ -105,17 +101,6 @@ void replace_rows(const QuantizedMatrixView& matrix,
   });
 }
 
-int64_t packed_rows_of_pass(const QuantizedMatrixView& matrix,
-                            const QuantizedIntGemm& gemm,
-                            int64_t rows) {
-  if (current_isa() != Isa::kAmx) {
-    return kGemmRows;
-  }
-  const int64_t row_bytes = gemm.packed_bytes(matrix, kGemmRows) / kGemmRows;
-  const int64_t most_rows = std::clamp(kPackedBytes / row_bytes, kLeastRows, kGemmRows);
-  return round_up(ceil_div(rows, ceil_div(rows, most_rows)), 16);  // whole tiles
-}
-
 // Returns false if the format has no integer kernel on this machine, or if the matrix has a scale
 // or bias that is not finite.
 bool multiply_integers(const QuantizedMatrixView& matrix,
@@ -132,7 +117,8 @@ bool multiply_integers(const QuantizedMatrixView& matrix,
     return false;
   }
   const RowSizes bytes(matrix, product);
-  const int64_t rows_of_pass = packed_rows_of_pass(matrix, gemm, rows);
+  const int64_t rows_of_pass =
+      packed_rows_of_pass(gemm.packed_bytes(matrix, kGemmRows) / kGemmRows, rows, kGemmRows);
   for (int64_t first_row = 0; first_row < rows; first_row += rows_of_pass) {
     const int64_t count = std::min(rows_of_pass, rows - first_row);
     const void* const from = at(x, first_row * bytes.x);

@@ -54,6 +54,19 @@ inline void store_results(KernelDtype dtype,
   }
 }
 
+// Rows of x per pass over a matrix, at most `most`, if a packed row has `row_bytes`. Tiles multiply
+// faster than packed rows arrive from the third-level cache. So the rows of a pass fit the second,
+// which has 2 MiB per core where there are tiles. With fewer than 64 rows, unpacking the matrix
+// would take longer than reading them.
+inline int64_t packed_rows_of_pass(int64_t row_bytes, int64_t rows, int64_t most) {
+  constexpr int64_t kBytes = 1 << 20, kLeastRows = 64, kTileRows = 16;
+  if (current_isa() != Isa::kAmx) {
+    return most;
+  }
+  const int64_t fitting = std::clamp(kBytes / row_bytes, kLeastRows, most);
+  return round_up(ceil_div(rows, ceil_div(rows, fitting)), kTileRows);
+}
+
 // One matrix of several, each [outputs, columns].
 QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
                                     KernelDtype dtype,
