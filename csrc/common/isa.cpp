@@ -1,5 +1,6 @@
 #include "common/isa.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -31,15 +32,23 @@ bool has_f16c() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 
+// Returns true if MLX_ANVIL_ISA names an instruction set below kAmx.
+bool is_lower_one_wanted() {
+  const char* wanted = std::getenv("MLX_ANVIL_ISA");
+  return wanted && std::any_of(std::begin(kAllIsas), std::end(kAllIsas), [&](Isa isa) {
+           return isa != Isa::kAmx && std::strcmp(wanted, isa_name(isa)) == 0;
+         });
+}
+
 // Linux saves the tile registers only of processes that ask for it. It refuses those with a signal
-// stack that is too small for them.
+// stack that is too small for them, and from then on refuses such signal stacks.
 bool may_use_tiles() {
 #if defined(__linux__)
   constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // Linux's <asm/prctl.h>
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (~edx & (kTile | kInt8)) == 0 &&
-         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+         !is_lower_one_wanted() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
 #endif

@@ -159,6 +159,26 @@ def test_instruction_set_from_the_environment(name):
     assert run_python("import mlx_anvil; print(mlx_anvil.info()['isa'])", MLX_ANVIL_ISA=name) == name
 
 
+@pytest.mark.skipif("amx" not in ISAS, reason="this processor has no AMX")
+def test_small_signal_stacks_and_tiles():
+    """Linux allows one or the other. The stack that exists first stays, and with a lower instruction set any does."""
+    code = """
+import ctypes
+
+class Stack(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+def stacks():
+    return ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 4096)), None)
+
+memory = ctypes.create_string_buffer(4096)
+"""
+    isa = "import mlx_anvil; isa = mlx_anvil.info()['isa']"
+    assert run_python(f"{code}\n{isa}\nprint(isa, stacks())") == "amx -1"
+    assert run_python(f"{code}\nbefore = stacks()\n{isa}\nprint(isa, before)") == "avx512_bf16 0"
+    assert run_python(f"{code}\n{isa}\nprint(isa, stacks())", MLX_ANVIL_ISA="avx512_bf16") == "avx512_bf16 0"
+
+
 def test_thread_count_from_the_environment():
     code = """
 import hashlib, mlx.core as mx, mlx_anvil
