@@ -142,14 +142,14 @@ void multiply_panel(const GgufGemmArgs& args, int64_t first, int64_t count) {
       panel.prefetch(next, tile, x.tiles);
       const int64_t row = tile * Tiles::kRows, x_left = args.x_rows - row;
       const char* const packed = static_cast<const char*>(args.x) + x.at(chunk, tile);
-      const IntTile<Tiles> products = {packed,
-                                       x.factors(packed),
-                                       panel.codes(),
-                                       panel.scales(),
-                                       totals + row * kPanelRows,
-                                       groups,
-                                       1,
-                                       Format::kGroup / kRun};
+      const IntTile<Tiles, Format::kMins> products = {packed,
+                                                      x.factors(packed),
+                                                      panel.codes(),
+                                                      panel.scales(),
+                                                      totals + row * kPanelRows,
+                                                      groups,
+                                                      1,
+                                                      Format::kGroup / kRun};
       add_products(products, x_left < Tiles::kRows ? x_left : Tiles::kRows);
     }
   }

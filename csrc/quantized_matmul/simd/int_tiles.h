@@ -7,8 +7,9 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// A chunk of columns of a panel and of a tile of rows of x.
-template <class Tiles>
+// A chunk of columns of a panel and of a tile of rows of x. Without kShifts, factors of the sum of
+// x are 0 and are not read.
+template <class Tiles, bool kShifts = true>
 struct IntTile {
   const char* x;
   const StepFactors<Tiles>* factors;
@@ -19,15 +20,16 @@ struct IntTile {
 };
 
 // Adds the products of a group to the total of a row of x and a vector of rows of w.
+template <bool kShifts>
 MLX_ANVIL_UNROLLED void add_group(
     f32v products, f32v scale, f32v shift, float sum_of_x, f32v& total) {
-  const f32v with_shift = total + shift * sum_of_x;
+  const f32v with_shift = kShifts ? total + shift * sum_of_x : total;
   // Keep this order: a small scale times the step could be subnormal.
   total = products * scale + with_shift;
 }
 
-template <int kRows, int kPieces>
-[[gnu::noinline]] void add_products_of_rows(const IntTile<VnniTiles<kPieces>>& tile) {
+template <int kRows, int kPieces, bool kShifts>
+[[gnu::noinline]] void add_products_of_rows(const IntTile<VnniTiles<kPieces>, kShifts>& tile) {
   const StepFactors<VnniTiles<kPieces>>* factors = tile.factors;
   const char* x = tile.x;
   const uint8_t* w = tile.codes;
@@ -50,23 +52,23 @@ template <int kRows, int kPieces>
       for (int v = 0; v < kPanelVectors; ++v) {
         float* const to = tile.totals + m * kPanelRows + v * kLanes;
         f32v total = load_lanes(to);
-        add_group(products[m][v], load_lanes(scales + v * kLanes),
-                  load_lanes(scales + kPanelRows + v * kLanes), factors[-1].sum[m], total);
+        add_group<kShifts>(products[m][v], load_lanes(scales + v * kLanes),
+                           load_lanes(scales + kPanelRows + v * kLanes), factors[-1].sum[m], total);
         store_lanes(to, total);
       }
     }
   }
 }
 
-template <int kPieces>
-void add_products(const IntTile<VnniTiles<kPieces>>& tile, int64_t rows) {
+template <int kPieces, bool kShifts>
+void add_products(const IntTile<VnniTiles<kPieces>, kShifts>& tile, int64_t rows) {
   VnniTiles<kPieces>::with_rows(rows, [&](auto these) { add_products_of_rows<these.value>(tile); });
 }
 
 // A vector of rows of w at a time, so that registers hold the totals of all rows of x. The tiles
 // multiply a group while vectors add the previous one to the totals.
-template <int kSteps, int kPieces>
-[[gnu::noinline]] void add_products_by_amx(const IntTile<AmxTiles<kPieces>>& tile) {
+template <int kSteps, int kPieces, bool kShifts>
+[[gnu::noinline]] void add_products_by_amx(const IntTile<AmxTiles<kPieces>, kShifts>& tile) {
   using Tiles = AmxTiles<kPieces>;
   const int64_t columns = tile.runs * kRun, block = Tiles::block_of(columns);
   const int64_t blocks = columns / block;
@@ -101,7 +103,8 @@ template <int kSteps, int kPieces>
           products +=
               Tiles::in_floats(sums[step.value], m.value) * factors[step.value].step[m.value];
         });
-        add_group(products, scale, shift, factors[kSteps - 1].sum[m.value], totals[m.value]);
+        add_group<kShifts>(products, scale, shift, factors[kSteps - 1].sum[m.value],
+                           totals[m.value]);
       });
       factors += kSteps;
       scales += 2 * kPanelRows;
@@ -111,8 +114,8 @@ template <int kSteps, int kPieces>
 }
 
 // All rows of a tile are multiplied. Those past the last have factors of 0.
-template <int kPieces>
-void add_products(const IntTile<AmxTiles<kPieces>>& tile, int64_t) {
+template <int kPieces, bool kShifts>
+void add_products(const IntTile<AmxTiles<kPieces>, kShifts>& tile, int64_t) {
   if constexpr (kPieces == 1) {
     tile.steps == 4   ? add_products_by_amx<4>(tile)
     : tile.steps == 2 ? add_products_by_amx<2>(tile)
