@@ -2,8 +2,8 @@
 // (int_products.h) does on others. For kernel files only. Intel's manual, volume 1, chapter 18.
 //
 // A tile register holds 16 rows of 64 bytes. One instruction adds to 16x16 sums the products of 16
-// rows of x and 16 rows of w, over a block of up to 64 elements. It takes 16 cycles whatever the
-// size of the block.
+// rows of x and 16 rows of w, over a block of up to 64 elements. It takes about 16 cycles, whatever
+// the size of the block.
 //
 //   w:  [run][word][vectors]                               codes relative to their offset, signed
 //   x:  [block][piece][row of the tile][elements]          signed bytes
