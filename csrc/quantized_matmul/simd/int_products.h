@@ -21,6 +21,8 @@ constexpr int64_t kChunk = 256;
 // Rows of x per tile, at most.
 constexpr int64_t kMostTileRows = 16;
 
+// ---- x ------------------------------------------------------------------------------------------
+
 // A run of x as bytes: [word][piece][4], or with kByPiece [piece][word][4], lowest pieces first.
 template <int kPieces, bool kByPiece>
 class RunBytes {
