@@ -1,10 +1,10 @@
 #include "common/isa.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <optional>
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <cpuid.h>
@@ -32,26 +32,10 @@ bool has_f16c() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 
-// Returns true if MLX_ANVIL_ISA names an instruction set below kAmx.
-bool is_lower_one_wanted() {
-  const char* wanted = std::getenv("MLX_ANVIL_ISA");
-  return wanted && std::any_of(std::begin(kAllIsas), std::end(kAllIsas), [&](Isa isa) {
-           return isa != Isa::kAmx && std::strcmp(wanted, isa_name(isa)) == 0;
-         });
-}
-
-// Linux saves the tile registers only of processes that ask for it. It refuses those with a signal
-// stack that is too small for them, and from then on refuses such signal stacks.
-bool may_use_tiles() {
-#if defined(__linux__)
+bool has_tiles() {
   constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // Linux's <asm/prctl.h>
   unsigned eax, ebx, ecx, edx;
-  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (~edx & (kTile | kInt8)) == 0 &&
-         !is_lower_one_wanted() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (~edx & (kTile | kInt8)) == 0;
 }
 
 bool machine_has(Isa isa) {
@@ -68,7 +52,7 @@ bool machine_has(Isa isa) {
       return machine_has(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16") &&
              __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
     case Isa::kAmx:
-      return machine_has(Isa::kAvx512Bf16) && may_use_tiles();
+      return machine_has(Isa::kAvx512Bf16) && has_tiles();
   }
   return false;
 }
@@ -105,20 +89,43 @@ bool machine_has(Isa isa) {
 }
 #endif
 
-Isa chosen_isa() {
-  const char* wanted = std::getenv("MLX_ANVIL_ISA");
-  Isa best = Isa::kBaseline;
+// The instruction set that MLX_ANVIL_ISA names, if any. mlx_anvil/_compat.py rejects other names on
+// import.
+std::optional<Isa> wanted_isa() {
+  const char* name = std::getenv("MLX_ANVIL_ISA");
   for (Isa isa : kAllIsas) {
-    if (!isa_supported(isa)) {
-      continue;
-    }
-    best = isa;
-    if (wanted && std::strcmp(wanted, isa_name(isa)) == 0) {
+    if (name && std::strcmp(name, isa_name(isa)) == 0) {
       return isa;
     }
   }
-  // mlx_anvil/_compat.py rejects any other name on import, and a build of which nothing runs here.
-  return best;
+  return std::nullopt;
+}
+
+// Linux saves the tile registers only of processes that ask for it. It refuses those with a signal
+// stack that is too small for them, and from then on refuses such signal stacks. So a process that
+// wants a lower instruction set does not ask.
+bool may_use(Isa isa) {
+#if defined(__linux__) && defined(__x86_64__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // Linux's <asm/prctl.h>
+  return isa != Isa::kAmx || (wanted_isa().value_or(Isa::kAmx) == Isa::kAmx &&
+                              syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0);
+#else
+  return build_of(isa) == isa;
+#endif
+}
+
+Isa chosen_isa() {
+  const std::optional<Isa> wanted = wanted_isa();
+  if (wanted && isa_supported(*wanted)) {
+    return *wanted;
+  }
+  Isa best = Isa::kBaseline;
+  for (Isa isa : kAllIsas) {
+    if (isa_supported(isa)) {
+      best = isa;
+    }
+  }
+  return best;  // _compat.py rejects a build of which nothing runs here
 }
 
 std::atomic<Isa>& chosen() {
@@ -129,7 +136,7 @@ std::atomic<Isa>& chosen() {
 }  // namespace
 
 bool isa_supported(Isa isa) {
-  return kBuilt[static_cast<int>(isa)] && machine_has(isa);
+  return kBuilt[static_cast<int>(isa)] && machine_has(isa) && may_use(isa);
 }
 
 bool isa_left_out(Isa isa) {

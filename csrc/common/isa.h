@@ -14,24 +14,25 @@ namespace mlx_anvil {
 enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 inline constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16,
                                    Isa::kAmx};
-constexpr Isa build_of(Isa isa) {
-  return isa == Isa::kAmx ? Isa::kAvx512Bf16 : isa;
-}
 #elif defined(__APPLE__)
 // The baseline is an M1, which has NEON and sdot.
 enum class Isa { kBaseline, kI8mm };
 inline constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kI8mm};
-constexpr Isa build_of(Isa isa) {
-  return isa;
-}
 #else
 // 64-bit Arm: NEON; sdot; smmla and bfdot.
 enum class Isa { kBaseline, kDotprod, kI8mm };
 inline constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kDotprod, Isa::kI8mm};
+#endif
+
+// The instruction set whose build has the kernels of `isa`.
 constexpr Isa build_of(Isa isa) {
+#if defined(__x86_64__) || defined(_M_X64)
+  if (isa == Isa::kAmx) {
+    return Isa::kAvx512Bf16;
+  }
+#endif
   return isa;
 }
-#endif
 
 // Returns true if this machine has the instructions and this build has the kernels.
 bool isa_supported(Isa isa);

@@ -61,7 +61,9 @@ class Panel {
       for (int group = 0; group < kGroups; ++group) {
         float* const to = scales_ + group * 2 * kPanelRows + v * kLanes;
         store_lanes(to, scales[Format::kMins ? 2 * group : group]);
-        store_lanes(to + kPanelRows, Format::kMins ? -scales[2 * group + 1] : f32v{});
+        if constexpr (Format::kMins) {
+          store_lanes(to + kPanelRows, -scales[2 * group + 1]);
+        }
       }
       for (int words = 0; words < kChunk / 4; words += kLanes) {
         u32v square[kLanes];
@@ -140,7 +142,7 @@ void multiply_panel(const GgufGemmArgs& args, int64_t first, int64_t count) {
     const int64_t next = chunk + 1 < x.chunks ? chunk + 1 : 0;
     for (int64_t tile = 0; tile < x.tiles; ++tile) {
       panel.prefetch(next, tile, x.tiles);
-      const int64_t row = tile * Tiles::kRows, x_left = args.x_rows - row;
+      const int64_t row = tile * Tiles::kRows;
       const char* const packed = static_cast<const char*>(args.x) + x.at(chunk, tile);
       const IntTile<Tiles, Format::kMins> products = {packed,
                                                       x.factors(packed),
@@ -150,7 +152,7 @@ void multiply_panel(const GgufGemmArgs& args, int64_t first, int64_t count) {
                                                       groups,
                                                       1,
                                                       Format::kGroup / kRun};
-      add_products(products, x_left < Tiles::kRows ? x_left : Tiles::kRows);
+      add_products(products, args.x_rows - row);
     }
   }
   with_elements(matrix.dtype, [&](auto element) {

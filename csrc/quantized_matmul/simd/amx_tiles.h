@@ -42,7 +42,7 @@ inline void tile_add_products() {
 
 template <int kPieces_>
 struct AmxTiles {
-  static constexpr int kPieces = kPieces_, kRows = 16;
+  static constexpr int kPieces = kPieces_, kRows = kMostTileRows;
   static constexpr int64_t kMostBlock = 64;
   static constexpr bool kSignedCodes = true;
 

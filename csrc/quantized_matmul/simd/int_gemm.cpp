@@ -73,7 +73,7 @@ void multiply_panel(const QuantizedIntGemmArgs& args, int64_t first, int64_t cou
                                        columns / group,
                                        group / step,
                                        step / kRun};
-      add_products(products, left < Tiles::kRows ? left : Tiles::kRows);
+      add_products(products, left);
     }
   }
   with_elements(matrix.dtype, [&](auto element) {

@@ -19,7 +19,7 @@ constexpr int kRun = 16, kRunWords = kRun / 4;
 constexpr int64_t kChunk = 256;
 
 // Rows of x per tile, at most.
-constexpr int64_t kMostTileRows = 16;
+constexpr int kMostTileRows = 16;
 
 // ---- x ------------------------------------------------------------------------------------------
 

@@ -60,9 +60,10 @@ template <int kRows, int kPieces, bool kShifts>
   }
 }
 
+// Multiplies the next rows, given that `left` rows of x are left.
 template <int kPieces, bool kShifts>
-void add_products(const IntTile<VnniTiles<kPieces>, kShifts>& tile, int64_t rows) {
-  VnniTiles<kPieces>::with_rows(rows, [&](auto these) { add_products_of_rows<these.value>(tile); });
+void add_products(const IntTile<VnniTiles<kPieces>, kShifts>& tile, int64_t left) {
+  VnniTiles<kPieces>::with_rows(left, [&](auto these) { add_products_of_rows<these.value>(tile); });
 }
 
 // A vector of rows of w at a time, so that registers hold the totals of all rows of x. The tiles
