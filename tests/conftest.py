@@ -22,7 +22,7 @@ import mlx_anvil
 import quick_run
 import support
 from fuzz_session import FuzzSession, seconds
-from mlx_anvil import _check, _ext
+from mlx_anvil import _check
 
 BACKENDS = {"cpu": mx.cpu, "simulator": mx.cpu, "metal": mx.gpu, "cuda": mx.gpu}
 SEED_VARIABLE = "MLX_ANVIL_TEST_SEED"
@@ -122,13 +122,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
-    if support.backend != "cpu":
+    with support.on_isa(request.param) if support.backend == "cpu" else nullcontext():
         yield
-        return
-    before = _ext._current_isa()
-    _ext._set_isa(request.param)
-    yield
-    _ext._set_isa(before)
 
 
 @contextmanager

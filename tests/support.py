@@ -37,6 +37,17 @@ def isas() -> list:
     return [*_ext._supported_isas(), *(pytest.param(name, marks=left_out) for name in _ext._left_out_isas())]
 
 
+@contextmanager
+def on_isa(name: str) -> Iterator[None]:
+    """A block in which CPU kernels are those of an instruction set."""
+    before = _ext._current_isa()
+    _ext._set_isa(name)
+    try:
+        yield
+    finally:
+        _ext._set_isa(before)
+
+
 def kernel_names(trace: mlx_anvil.Trace) -> list[str]:
     """Kernels of a trace without their specialisation, which depends on alignment."""
     return [re.sub(r"(_c\d+[tf])+$", "", name) for name in trace.kernels]

@@ -70,7 +70,7 @@ def test_the_navigation_leaves_the_ops_to_that_list():
 def test_the_repository_holds_no_build_outputs():
     """Every file is text, but for pictures."""
     if not (ROOT / ".git").exists():
-        pytest.skip("not a checkout")
+        pytest.skip("git knows which files the repository holds, and this is no checkout")
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     paths = [ROOT / name for name in files.split("\0") if name and not name.endswith(".png")]
     assert [path.name for path in paths if path.exists() and b"\0" in path.read_bytes()] == []

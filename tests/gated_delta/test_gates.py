@@ -12,7 +12,7 @@ import pytest
 import mlx_anvil
 from mlx_anvil import gated_delta_gates
 from mlx_anvil.reference import DTYPES
-from support import assert_same_bits, isas, kernel_names, layouts, max_error, poison_memory, to_numpy
+from support import assert_same_bits, isas, kernel_names, layouts, max_error, on_isa, poison_memory, to_numpy
 
 ALL = (0, 1, 2, 3)
 PLAIN: dict[str, Any] = {}
@@ -302,13 +302,9 @@ def test_infinite_arguments_have_no_slope(simulated: bool, options: dict[str, An
 @pytest.mark.parametrize("isa", isas())
 @each_option
 def test_every_instruction_set(isa: str, options: dict[str, Any]):
-    before = mlx_anvil._ext._current_isa()
-    mlx_anvil._ext._set_isa(isa)
-    try:
+    with on_isa(isa):
         for (shape, channels), dtype in product((((300, 5), ()), ((2, 7, 3), (33,))), DTYPES):
             check_gradients(draw(shape, channels, dtype), options)
-    finally:
-        mlx_anvil._ext._set_isa(before)
 
 
 # Without rows the gradients of a and of dt_bias are equal, in MLX's ops one array.

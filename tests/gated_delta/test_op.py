@@ -10,7 +10,7 @@ import mlx_anvil
 import support
 from mlx_anvil import gated_delta
 from mlx_anvil.reference import DTYPES
-from support import assert_same_bits, isas, kernel_names, max_error, poison_memory, to_numpy
+from support import assert_same_bits, isas, kernel_names, max_error, on_isa, poison_memory, to_numpy
 from tests.gated_delta.cases import (
     FLOAT32,
     Case,
@@ -283,15 +283,11 @@ def test_routes():
 def test_every_instruction_set(isa: str, per_channel: bool):
     case = draw(70, heads=(1, 2), dims=(48, 37), per_channel=per_channel, normalize_eps=1e-6, return_states=[40])
     few = Case(*[x[:, :3] for x in case.arrays[:5]], case.state, {"return_states": [1]})
-    before = mlx_anvil._ext._current_isa()
-    mlx_anvil._ext._set_isa(isa)
-    try:
+    with on_isa(isa):
         check_results(case)
         check_gradients(case)
         check_results(few)
         check_gradients(few)
-    finally:
-        mlx_anvil._ext._set_isa(before)
 
 
 @each_gate

@@ -11,7 +11,7 @@ from gguf_blocks import BLOCKS, MODES, GgufMatrix
 from mlx_anvil import _ext
 from mlx_anvil.reference import DTYPES
 from quantized_numpy import FORMATS, draw, normal
-from support import assert_same_bits
+from support import assert_same_bits, on_isa
 
 pytestmark = [
     pytest.mark.cpu_only,
@@ -26,15 +26,11 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def assert_same_by_tiles(multiply: Callable[[], mx.array]) -> None:
-    before, results = _ext._current_isa(), []
-    try:
-        for isa in ("avx512_bf16", "amx"):
-            _ext._set_isa(isa)
-            with mlx_anvil.strict():
-                results.append(multiply())
-                mx.eval(results)
-    finally:
-        _ext._set_isa(before)
+    results = []
+    for isa in ("avx512_bf16", "amx"):
+        with on_isa(isa), mlx_anvil.strict():
+            results.append(multiply())
+            mx.eval(results)
     assert_same_bits(*results)
 
 

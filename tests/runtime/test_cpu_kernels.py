@@ -11,7 +11,7 @@ import pytest
 import mlx_anvil
 from mlx_anvil import _ext
 from mlx_anvil.reference import DTYPES
-from support import isas, max_error, to_numpy, vjp_of
+from support import isas, max_error, on_isa, to_numpy, vjp_of
 
 pytestmark = pytest.mark.cpu_only
 
@@ -20,10 +20,8 @@ ISAS = isas()
 
 @pytest.fixture(params=ISAS)
 def isa(request):
-    before = _ext._current_isa()
-    _ext._set_isa(request.param)
-    yield request.param
-    _ext._set_isa(before)
+    with on_isa(request.param):
+        yield request.param
 
 
 def probe(name: str, x: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import mlx_anvil
 import support
 from mlx_anvil import ssd_scan
 from mlx_anvil.reference import DTYPES
-from support import assert_same_bits, isas, kernel_names, max_error, poison_memory, to_numpy
+from support import assert_same_bits, isas, kernel_names, max_error, on_isa, poison_memory, to_numpy
 from tests.gated_delta.cases import FLOAT32, assert_close
 from tests.ssd_scan.cases import OPTIONAL, ROWS, Case, check_gradients, check_results, definition, draw
 
@@ -261,14 +261,10 @@ def test_routes():
 def test_every_instruction_set(isa: str):
     case = draw(70, heads=(1, 2), dims=(48, 37), return_states=[40])
     few = draw(3, heads=(1, 2), dims=(48, 37), return_states=[1])
-    before = mlx_anvil._ext._current_isa()
-    mlx_anvil._ext._set_isa(isa)
-    try:
+    with on_isa(isa):
         for own in (case, few):
             check_results(own)
             check_gradients(own)
-    finally:
-        mlx_anvil._ext._set_isa(before)
 
 
 def test_same_bits_on_two_runs():
