@@ -45,6 +45,15 @@ bool isa_left_out(Isa isa);
 // selects another by its name below, for tests and comparisons.
 Isa current_isa();
 
+// Returns true if kernels multiply by the tile registers of AMX.
+inline bool uses_tiles() {
+#if defined(__x86_64__) || defined(_M_X64)
+  return current_isa() == Isa::kAmx;
+#else
+  return false;
+#endif
+}
+
 // Makes current_isa() return `isa`. Returns false if the machine does not support it.
 bool set_current_isa(Isa isa);
 

@@ -60,7 +60,7 @@ inline void store_results(KernelDtype dtype,
 // would take longer than reading them.
 inline int64_t packed_rows_of_pass(int64_t row_bytes, int64_t rows, int64_t most) {
   constexpr int64_t kBytes = 1 << 20, kLeastRows = 64, kTileRows = 16;
-  if (current_isa() != Isa::kAmx) {
+  if (!uses_tiles()) {
     return most;
   }
   const int64_t fitting = std::clamp(kBytes / row_bytes, kLeastRows, most);

@@ -148,7 +148,7 @@ struct AmxTiles {
 template <class Numbers, class Action>
 inline void with_tiles(const Numbers& numbers, Action action) {
   with_pieces(numbers, [&](auto pieces) {
-    if (current_isa() == Isa::kAmx) {
+    if (uses_tiles()) {
       action(AmxTiles<pieces.value>());
     } else {
       action(VnniTiles<pieces.value>());
