@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -50,6 +51,19 @@ def output_of(process: subprocess.Popen[str]) -> str:
     return output
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits for at most SECONDS: the test's assertions then say what is missing."""
+    end = time.monotonic() + SECONDS
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def has_ended(pid: int) -> bool:
+    """Also a process whose parent has not asked for its exit status yet."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    return state[:1] in ("", "Z")
+
+
 def run_alone(checkpoint: Path, *options: object) -> Result:
     """Trains in this process."""
     return CliRunner().invoke(
@@ -79,10 +93,12 @@ def test_a_killed_training_goes_on_from_its_checkpoint(tmp_path):
         assert line, "both processes print their ids"
         if match := re.match(r"rank (\d) of 2: pid (\d+)", line):
             pids[int(match[1])] = int(match[2])
-    end = time.monotonic() + SECONDS
-    while not killed.exists() and time.monotonic() < end:
-        time.sleep(0.005)
+    wait_until(killed.exists)
+    # mlx.launch ends rank 0 too once it has seen rank 1 end. It must not come before rank 0's own end.
+    os.kill(process.pid, signal.SIGSTOP)
     os.kill(pids[1], signal.SIGKILL)
+    wait_until(lambda: has_ended(pids[0]))
+    os.kill(process.pid, signal.SIGCONT)
     output = output_of(process)
     assert re.search(rf"\[watch\] rank 1 \(\S+, pid {pids[1]}\) ended\. This is rank 0 of 2\.", output), output
     shutil.copy(killed, alone)
