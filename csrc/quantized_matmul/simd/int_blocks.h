@@ -15,8 +15,15 @@ constexpr int64_t kAheadWords = 8192 / sizeof(uint32_t);
 // Sums codes times X for each lane's unit, for several rows of w and of x together. Rows of w share
 // the loads of x, and independent sums hide the latency of each instruction. The loops are unrolled
 // so that registers hold everything.
-// codes(v, o) returns vector v of row o of w.
-template <class Format, int kPieces, int kTogether, int kOutputs, class Codes>
+// codes(v, o) returns vector v of row o of w. With kHighHalves, odd vectors hold 16 times their
+// codes, and are summed by themselves: that saves the shift of each vector, and halves the chain of
+// dependent sums, but takes twice the registers.
+template <class Format,
+          int kPieces,
+          int kTogether,
+          int kOutputs,
+          bool kHighHalves = false,
+          class Codes>
 MLX_ANVIL_UNROLLED void block_products(Codes codes,
                                        const char* x,
                                        const char* offsets,
@@ -38,6 +45,7 @@ MLX_ANVIL_UNROLLED void block_products(Codes codes,
       });
     });
   }
+  i32v high[kTogether][kPieces][kOutputs] = {};
   unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
     u32v own[kOutputs];
     unroll<kOutputs>([&](auto o) __attribute__((always_inline)) { own[o.value] = codes(v, o); });
@@ -45,14 +53,26 @@ MLX_ANVIL_UNROLLED void block_products(Codes codes,
       unroll<kTogether>([&](auto m) __attribute__((always_inline)) {
         u32v bytes = load_bits<u32v>(reinterpret_cast<const uint32_t*>(
             x + m.value * row_bytes + (v.value * kPieces + piece.value) * 64));
-        asm("" : "+v"(bytes));  // keeps it in a register; otherwise each use reloads it
+        if constexpr (kOutputs > 1) {
+          asm("" : "+v"(bytes));  // keeps it in a register; otherwise each use reloads it
+        }
         unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
-          i32v& sum = sums[m.value][piece.value][o.value];
+          constexpr bool kHigh = kHighHalves && v.value % 2 == 1;
+          i32v& sum = (kHigh ? high : sums)[m.value][piece.value][o.value];
           sum = with_products(sum, own[o.value], bytes);
         });
       });
     });
   });
+  if constexpr (kHighHalves) {
+    unroll<kTogether>([&](auto m) __attribute__((always_inline)) {
+      unroll<kPieces>([&](auto piece) __attribute__((always_inline)) {
+        unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+          sums[m.value][piece.value][o.value] += high[m.value][piece.value][o.value] >> 4;
+        });
+      });
+    });
+  }
   constexpr int kLast = kFits ? 0 : 1;
   unroll<kTogether>([&](auto m) __attribute__((always_inline)) {
     unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {

@@ -59,6 +59,7 @@ class IntGemvOfOne {
   static constexpr int kWords = BlockUnits::kWords;
   // One byte per element keeps up with memory, whose prefetchers follow one row better than two.
   static constexpr int kOutputs = kPieces == 1 ? 1 : kIntGemvOutputs;
+  static constexpr bool kHighHalves = kPieces == 1 && Bytes<Format>::kHasHalves;
   static constexpr int64_t kAhead = kPieces == 1 ? kAheadWords / 2 : kAheadWords;
 
   template <class Scale, class Widen>
@@ -98,9 +99,9 @@ class IntGemvOfOne {
       unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
         packed[o.value].load_whole(from[o.value]);
       });
-      block_products<Format, kPieces, 1, kOutputs>(
+      block_products<Format, kPieces, 1, kOutputs, kHighHalves>(
           [&](auto v, auto o) __attribute__((always_inline)) {
-            return Bytes<Format>::template vector<v.value>(packed[o.value]);
+            return Bytes<Format>::template vector<v.value, kHighHalves>(packed[o.value]);
           },
           x, offsets + block * sizeof(i32v), 0, products);
       const f32v step = load_lanes(reinterpret_cast<const float*>(steps) + block * kLanes);

@@ -56,8 +56,15 @@ struct Bytes {
     return bits_as<u32v>(_mm512_multishift_epi64_epi8(places, bits_as<__m512i>(codes)));
   }
 
-  template <int kVector>
+  // True if codes may stay in the upper half of a byte, where they count 16 times.
+  static constexpr bool kHasHalves = kBits == 4 && Format::kHasBiases;
+
+  // With kHighHalves, the codes of odd vectors stay in the upper half.
+  template <int kVector, bool kHighHalves = false>
   static u32v vector(const BlockUnits& units) {
+    if constexpr (kHighHalves && kVector % 2 == 1) {
+      return units.words[kVector / 2] & 0xf0f0f0f0u;
+    }
     if constexpr (kBits == 8) {
       return units.words[kVector];
     } else if constexpr (kBits == 2 || kBits == 4) {
