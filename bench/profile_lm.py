@@ -6,8 +6,14 @@ writes bench/results/lm_parts_cpu.json, for the model of lm.py. A part is all ca
 all layers, with the weights of the layers and arrays of the shapes that the model has there, in one graph; its time has
 the building of that graph in it, so the parts add up to somewhat more or less than the step, which is measured beside
 them. "Read" is a sum over as many bytes as the weights have: what a token cannot beat.
+
+Of a token there is a timeline too, without and with 8-bit activations: how long Python builds its graph, how long each
+kernel runs (mlx_anvil.trace), and what lies between the kernels. Nothing overlaps there: the next token's graph is built
+after the evaluation. A read of the weights runs beside it.
 """
 
+import statistics
+import time
 from typing import Any
 
 from harness import as_json, console_table, measure, write_results
@@ -19,12 +25,13 @@ from mlx.utils import tree_flatten
 from rich.console import Console
 from rich.table import Table
 
-from lm import PROMPT, SHAPE, Run
-from mlx_anvil import _ext, flash_attention, rope_and_cache, use_huge_pages
+from lm import PROMPT, SHAPE, Run, rounded
+from mlx_anvil import _ext, flash_attention, rope_and_cache, trace, use_huge_pages
 from mlx_anvil._check import dtype_name
-from mlx_anvil.bench.model import decode_step, prefill, random_llama, random_tokens
+from mlx_anvil.bench.model import decode_step, prefill, random_cache, random_llama, random_tokens
 from mlx_anvil.bench.random_weights import patched_twin
 from mlx_anvil.reference import DTYPES
+from tables import STAGES
 
 HEAD_DIM = SHAPE.hidden // SHAPE.heads
 OURS, MLX = "mlx-anvil", "MLX"
@@ -114,6 +121,33 @@ def profile(step: Step, whole: Run, weight_bytes: int) -> dict[str, Any]:
     }
 
 
+def timeline(model: Any, token: mx.array, weight_bytes: int) -> dict[str, float]:
+    """Medians of the seconds of a token's stages."""
+    generated = 32
+    cache = random_cache(model, PROMPT)
+    ones = mx.ones(weight_bytes // 4)
+    use_huge_pages(ones)
+    source = np.asarray(ones)
+    stages: dict[str, list[float]] = {"graph": [], "products": [], "other kernels": [], "between": [], "read": []}
+    for _ in range(generated):
+        with trace() as log:
+            start = time.perf_counter()
+            token = mx.argmax(model(token, cache)[:, -1:], axis=-1)
+            stages["graph"].append(time.perf_counter() - start)
+            mx.eval(token)
+        # The embedding is looked up while the graph is built.
+        kernels = sorted((event for event in log.events if event.op != "quantized_embedding"), key=lambda e: e.start)
+        products = sum(event.seconds for event in kernels if event.op.startswith("quantized_"))
+        busy = sum(event.seconds for event in kernels)
+        stages["products"].append(products)
+        stages["other kernels"].append(busy - products)
+        stages["between"].append(kernels[-1].start + kernels[-1].seconds - kernels[0].start - busy)
+        start = time.perf_counter()
+        _ext._read(source)
+        stages["read"].append(time.perf_counter() - start)
+    return {name: rounded(statistics.median(seconds)) for name, seconds in stages.items()}
+
+
 def rows(dtype: mx.Dtype) -> list[dict[str, Any]]:
     model = patched_twin(random_llama(SHAPE, dtype), repack=True)
     use_huge_pages(model)
@@ -121,8 +155,10 @@ def rows(dtype: mx.Dtype) -> list[dict[str, Any]]:
     # Of the embedding a token reads one row.
     total = sum(array.nbytes for name, array in arrays if "embed_tokens" not in name)
     one, prompt = Step(model, dtype, 1, PROMPT), Step(model, dtype, PROMPT, 0)
+    in_8_bits = patched_twin(model, activation_bits=8)
+    stages = {"": timeline(model, one.ids, total), "8": timeline(in_8_bits, one.ids, total)}
     return [
-        profile(one, decode_step(model, one.ids, PROMPT), total),
+        profile(one, decode_step(model, one.ids, PROMPT), total) | {"timeline": stages},
         profile(prompt, prefill(model, prompt.ids), total),
     ]
 
@@ -144,6 +180,15 @@ def table(line: dict[str, Any]) -> Table:
     return result
 
 
+def table_of_stages(lines: list[dict[str, Any]]) -> Table:
+    result = console_table("one token, ms", words=("dtype", "bits"), figures=(*STAGES.values(), "of read"))
+    for line in lines:
+        for bits, stages in line.get("timeline", {}).items():
+            cells = [f"{stages[name] * 1e3:.2f}" for name in STAGES]
+            result.add_row(line["dtype"], bits, *cells, f"{stages['read'] / stages['products']:.2f}")
+    return result
+
+
 @click.command()
 @click.option("--dtype", "names", multiple=True, type=click.Choice([dtype_name(d) for d in DTYPES]), help="Only these.")
 def main(names: tuple[str, ...]) -> None:
@@ -153,6 +198,7 @@ def main(names: tuple[str, ...]) -> None:
     lines = [line for dtype in DTYPES if not names or dtype_name(dtype) in names for line in rows(dtype)]
     for line in lines:
         console.print(table(line))
+    console.print(table_of_stages(lines))
     if not names:
         console.print(f"written: {write_results('lm_parts_cpu', lines)}")
 

@@ -153,6 +153,26 @@ def language_model_parts(results: Results) -> str:
     return _markdown(heads, rows)
 
 
+# The stages of a token (profile_lm.py), and what tables call them.
+STAGES = {
+    "graph": "graph",
+    "products": "products",
+    "other kernels": "other kernels",
+    "between": "between",
+    "read": "a read",
+}
+
+
+def language_model_stages(results: Results) -> str:
+    """Milliseconds of each stage of a token, and the time of a read over that of the products."""
+    rows = []
+    for line in results["rows"]:
+        for bits, stages in line.get("timeline", {}).items():
+            cells = [f"{stages[name] * 1e3:.2f}" for name in STAGES]
+            rows.append([line["dtype"], bits, *cells, f"{stages['read'] / stages['products']:.2f}"])
+    return _markdown(["", "bits", *STAGES.values(), "of read"], rows)
+
+
 # Contestants of bench/cuda.py that are not MLX's ops on the same arrays.
 CUDA_PEERS = {
     "cudnn_gpu": "cuDNN",
@@ -313,6 +333,7 @@ TABLES = {
     "GGUF models": ("gguf_matmul_cpu", gguf_models),
     "GGUF models, Xeon": ("gguf_matmul_xeon", gguf_models),
     "language model, parts": ("lm_parts_cpu", language_model_parts),
+    "language model, stages": ("lm_parts_cpu", language_model_stages),
     "cuda": ("cuda_h200", cuda),
     "cuda, briefly": ("cuda_h200", cuda_briefly),
     "cuda, overhead": ("cuda_h200", cuda_overhead),

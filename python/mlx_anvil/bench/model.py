@@ -86,7 +86,7 @@ def prefill(model: Any, tokens: mx.array) -> Callable[[], None]:
     return run
 
 
-def _random_cache(model: Any, context: int) -> Any:
+def random_cache(model: Any, context: int) -> Any:
     from mlx_lm.models.cache import make_prompt_cache
 
     cache = make_prompt_cache(model)
@@ -100,7 +100,7 @@ def _random_cache(model: Any, context: int) -> Any:
 
 def decode_step(model: Any, tokens: mx.array, context: int = 64) -> Callable[[], None]:
     """Returns a function that decodes one token after ``context`` others, whose keys and values are random."""
-    cache = _random_cache(model, context)
+    cache = random_cache(model, context)
 
     def run() -> None:
         mx.eval(mx.argmax(model(tokens, cache)[:, -1], axis=-1))
@@ -115,7 +115,7 @@ def generation(model: Any, tokens: mx.array, count: int, context: int = 64) -> C
 
     As ``mlx_lm.generate`` does, it builds the graph of the next token while the current one is evaluated.
     """
-    cache = _random_cache(model, context)
+    cache = random_cache(model, context)
 
     def next_token(token: mx.array) -> mx.array:
         chosen = mx.argmax(model(token, cache)[:, -1:], axis=-1)
