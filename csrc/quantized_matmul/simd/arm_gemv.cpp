@@ -91,7 +91,7 @@ template <class Format, int kPieces>
 void multiply_one(const QuantizedGemvArgs& args) {
   const QuantizedMatrixView& matrix = args.matrix;
   const ArmRowLayout<kPieces> layout(matrix);
-  const ArmScales<kQuad> scales(args.scratch);
+  const GroupScales<kQuad> scales(args.scratch);
   const char* const row = reinterpret_cast<const char*>(args.x);
   const int64_t groups = layout.columns / layout.group;
   const int64_t units_of_group = layout.group / layout.unit;
@@ -113,7 +113,7 @@ void multiply_one(const QuantizedGemvArgs& args) {
     float32x4_t totals = vdupq_n_f32(0.0f);
     for (int64_t group = 0; group < groups; ++group) {
       const float32x4_t of_codes = vld1q_f32(factors), of_sum = vld1q_f32(factors + kQuad);
-      factors += ArmScales<kQuad>::kFloatsOfGroup;
+      factors += GroupScales<kQuad>::kFloatsOfGroup;
       for (int64_t unit = 0; unit < units_of_group; ++unit) {
         OneRowSums<Format, kPieces> of_unit;
         for (int64_t run = 0; run < runs_of_unit; ++run) {

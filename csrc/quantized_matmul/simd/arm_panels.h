@@ -34,7 +34,7 @@ struct ArmTile {
   const float* steps;  // likewise
   const float* sums;
   const int8_t* codes;
-  const float* scales;  // of the strip, as ArmScales<kArmPanel> has them
+  const float* scales;  // of the strip, as GroupScales<kArmPanel> has them
   float* totals;        // [rows][kArmPanel]
   int64_t groups, units_of_group, vectors_of_unit;
 };
@@ -169,7 +169,7 @@ template <int kPieces, int kRows, bool kHasBiases>
         }
       }
     }
-    scales += ArmScales<kArmPanel>::kFloatsOfGroup;
+    scales += GroupScales<kArmPanel>::kFloatsOfGroup;
   }
 }
 
@@ -232,7 +232,7 @@ class ArmPanel {
  private:
   static constexpr int64_t kScalesAt = kArmPanel * kArmChunk;
   static constexpr int64_t kTotalsAt =
-      kScalesAt + kArmChunk / 16 * ArmScales<kArmPanel>::kFloatsOfGroup * sizeof(float);
+      kScalesAt + kArmChunk / 16 * GroupScales<kArmPanel>::kFloatsOfGroup * sizeof(float);
 
   void unpack(int64_t first, int64_t count, int64_t strip, int64_t column, int64_t columns) {
     const int64_t row_bytes = layout_.columns * Format::kBits / 8;
@@ -286,7 +286,7 @@ class ArmPanel {
   const QuantizedMatrixView& matrix_;
   const ArmRowLayout<kPieces> layout_;
   int8_t* const codes_;
-  const ArmScales<kArmPanel> scales_;
+  const GroupScales<kArmPanel> scales_;
   float* const totals_;
 };
 

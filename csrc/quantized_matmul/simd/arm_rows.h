@@ -113,47 +113,6 @@ bool pack_arm_row(const QuantizedMatrixView& matrix, const T* x, char* to) {
   return true;
 }
 
-// ---- scales -------------------------------------------------------------------------------------
-
-// Scales of kRows rows of w, and the factors of the sum of x, group by group.
-template <int kRows>
-class ArmScales {
- public:
-  static constexpr int64_t kFloatsOfGroup = 2 * kRows;
-
-  explicit ArmScales(float* to) : to_(to) {}
-
-  const float* of_group(int64_t group) const { return to_ + group * kFloatsOfGroup; }
-
-  // Reads groups [first, first + count) of rows [row, row + rows). May write as many groups as are
-  // a multiple of kLanes.
-  template <class Format>
-  void read(const QuantizedMatrixView& matrix,
-            int64_t row,
-            int64_t rows,
-            int64_t first,
-            int64_t count) const {
-    for (int quad = 0; quad < kRows; quad += kLanes) {
-      for (int64_t group = 0; group < count; group += kLanes) {
-        f32v scales[kLanes], shifts[kLanes] = {};
-        read_scales(matrix, matrix.weights.scales, row + quad, rows - quad, first + group, scales);
-        if constexpr (Format::kHasBiases) {
-          read_scales(matrix, matrix.weights.biases, row + quad, rows - quad, first + group,
-                      shifts);
-        }
-        for (int i = 0; i < kLanes; ++i) {
-          float* const to = to_ + (group + i) * kFloatsOfGroup + quad;
-          store_lanes(to, scales[i]);
-          store_lanes(to + kRows, shifts[i] + scales[i] * float{Format::kOffset});
-        }
-      }
-    }
-  }
-
- private:
-  float* const to_;
-};
-
 // ---- sums ---------------------------------------------------------------------------------------
 
 // Combines the sums of all pieces, over at most 128 columns.

@@ -3,6 +3,11 @@
 
 #include "quantized_matmul/simd/kernels.h"
 
+// With AVX-512, vectors have 16 lanes.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define MLX_ANVIL_AVX2_PRODUCTS
+#endif
+
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 void quantized_gemv_kernel(const QuantizedGemvArgs& args);

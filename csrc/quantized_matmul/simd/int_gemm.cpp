@@ -126,7 +126,8 @@ int64_t quantized_int_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_
   return IntGemmScratch(matrix).bytes(x_rows);
 }
 
-#elif !defined(__ARM_FEATURE_DOTPROD)  // arm_gemm.cpp has them
+// Those are in avx2_gemm.cpp and arm_gemm.cpp.
+#elif !defined(MLX_ANVIL_AVX2_PRODUCTS) && !defined(__ARM_FEATURE_DOTPROD)
 
 int64_t quantized_int_gemm_columns(const QuantizedMatrixView&) {
   return 0;

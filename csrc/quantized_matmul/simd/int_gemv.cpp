@@ -267,7 +267,8 @@ int64_t quantized_int_gemv_scratch(const QuantizedMatrixView& matrix) {
   return kIntGemvStrip * RowScales::scratch(matrix);
 }
 
-#elif !defined(__ARM_FEATURE_DOTPROD)  // arm_gemv.cpp has them
+// Those are in avx2_gemv.cpp and arm_gemv.cpp.
+#elif !defined(MLX_ANVIL_AVX2_PRODUCTS) && !defined(__ARM_FEATURE_DOTPROD)
 
 int64_t quantized_int_row_bytes(const QuantizedMatrixView&) {
   return 0;

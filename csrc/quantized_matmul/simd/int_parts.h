@@ -40,6 +40,8 @@ constexpr int64_t padded(int64_t count) {
 inline i32v rounded(f32v x) {
 #if defined(__aarch64__)
   return bits_as<i32v>(vcvtnq_s32_f32(bits_as<float32x4_t>(x)));
+#elif !defined(__AVX512F__)
+  return bits_as<i32v>(_mm256_cvtps_epi32(bits_as<__m256>(x)));
 #else
   return bits_as<i32v>(_mm512_cvtps_epi32(bits_as<__m512>(x)));
 #endif
@@ -62,6 +64,12 @@ class Largest {
   uint32_t most() const {
 #if defined(__aarch64__)
     return vmaxvq_u32(bits_as<uint32x4_t>(bits_));
+#elif !defined(__AVX512F__)
+    const __m256i all = bits_as<__m256i>(bits_);
+    __m128i most = _mm_max_epu32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    most = _mm_max_epu32(most, _mm_unpackhi_epi64(most, most));
+    most = _mm_max_epu32(most, _mm_srli_epi64(most, 32));
+    return static_cast<uint32_t>(_mm_cvtsi128_si32(most));
 #else
     return _mm512_reduce_max_epu32(bits_as<__m512i>(bits_));
 #endif
@@ -69,6 +77,8 @@ class Largest {
 
   u32v bits_{};
 };
+
+#if defined(__aarch64__) || defined(__AVX512F__)  // where x W takes integers
 
 // Returns the e of the smallest 2^e above x.
 inline f32v exponent_above(f32v x) {
@@ -93,6 +103,8 @@ inline f32v times_power(f32v x, f32v e) {
   return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(x), bits_as<__m512>(e)));
 #endif
 }
+
+#endif
 
 // Factors that scale `largest` to kPieces bytes, and their inverses. Of several bytes they are
 // powers of two, so that what fits is exact. Of one byte the largest becomes 127: a power of two
@@ -136,6 +148,64 @@ inline void read_scales(const QuantizedMatrixView& matrix,
     }
   });
   transpose(to);
+}
+
+// Scales of kRows rows of w, and the factors of the sum of x, group by group.
+template <int kRows>
+class GroupScales {
+ public:
+  static constexpr int64_t kFloatsOfGroup = 2 * kRows;
+
+  explicit GroupScales(float* to) : to_(to) {}
+
+  const float* of_group(int64_t group) const { return to_ + group * kFloatsOfGroup; }
+
+  // Reads groups [first, first + count) of rows [row, row + rows). May write as many groups as are
+  // a multiple of kLanes.
+  template <class Format>
+  void read(const QuantizedMatrixView& matrix,
+            int64_t row,
+            int64_t rows,
+            int64_t first,
+            int64_t count) const {
+    for (int block = 0; block < kRows; block += kLanes) {
+      for (int64_t group = 0; group < count; group += kLanes) {
+        f32v scales[kLanes], shifts[kLanes] = {};
+        read_scales(matrix, matrix.weights.scales, row + block, rows - block, first + group, scales);
+        if constexpr (Format::kHasBiases) {
+          read_scales(matrix, matrix.weights.biases, row + block, rows - block, first + group,
+                      shifts);
+        }
+        for (int i = 0; i < kLanes; ++i) {
+          float* const to = to_ + (group + i) * kFloatsOfGroup + block;
+          store_lanes(to, scales[i]);
+          store_lanes(to + kRows, shifts[i] + scales[i] * float{Format::kOffset});
+        }
+      }
+    }
+  }
+
+ private:
+  float* const to_;
+};
+
+// ---- sums ---------------------------------------------------------------------------------------
+
+// Sums the lanes of kCount vectors into the lowest lanes of the result. The order of additions does
+// not depend on kCount.
+template <int kCount, int kBit = kLanes / 2>
+inline f32v sums_of_lanes(f32v* x) {
+  if constexpr (kBit == 0) {
+    return x[0];
+  } else {
+    constexpr bool kAlone = kCount <= kBit;
+    for (int i = 0; i < (kAlone ? kCount : kBit); ++i) {
+      f32v other = kAlone ? x[i] : x[i + kBit];
+      exchange<kBit>(x[i], other, std::make_integer_sequence<int, kLanes>());
+      x[i] += other;
+    }
+    return sums_of_lanes<kAlone ? kCount : kBit, kBit / 2>(x);
+  }
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

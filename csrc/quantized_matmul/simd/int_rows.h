@@ -6,23 +6,6 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Sums the lanes of kCount vectors into the lowest lanes of the result. The order of additions does
-// not depend on kCount.
-template <int kCount, int kBit = kLanes / 2>
-inline f32v sums_of_lanes(f32v* x) {
-  if constexpr (kBit == 0) {
-    return x[0];
-  } else {
-    constexpr bool kAlone = kCount <= kBit;
-    for (int i = 0; i < (kAlone ? kCount : kBit); ++i) {
-      f32v other = kAlone ? x[i] : x[i + kBit];
-      exchange<kBit>(x[i], other, std::make_integer_sequence<int, kLanes>());
-      x[i] += other;
-    }
-    return sums_of_lanes<kAlone ? kCount : kBit, kBit / 2>(x);
-  }
-}
-
 // Codes per unit. 4-bit units have several words, because the per-block work is significant. The
 // limits are the group size, and that sums of codes times X fit in 32 bits.
 constexpr int int_unit_values(int bits, bool affine) {
