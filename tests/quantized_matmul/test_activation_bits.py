@@ -24,7 +24,7 @@ AFFINE4 = Format("affine", 64, 4)
 
 def multiplies_bytes() -> bool:
     """Other instruction sets keep all bits."""
-    return _ext._current_isa() in ("avx512_bf16", "amx", "dotprod", "i8mm")
+    return _ext._current_isa() in ("avx2", "avx512_bf16", "amx", "dotprod", "i8mm")
 
 
 def in_blocks_of_8_bits(x: np.ndarray) -> np.ndarray:

@@ -168,12 +168,12 @@ inline void with_avx2_format(const QuantizedFormat& format, Action action) {
 
 // ---- elements -----------------------------------------------------------------------------------
 
-// How codes are multiplied by x of kPieces bytes: as words, or as bytes up to kMostBits bits.
-template <class Format_, int kPieces_, int kMostBits>
+// How codes are multiplied by x of kPieces bytes: as words, or as bytes where one piece allows it.
+template <class Format_, int kPieces_, bool kBytesOfOnePiece>
 struct Avx2Elements {
   using Format = Format_;
   static constexpr int kPieces = kPieces_;
-  static constexpr bool kWords = kPieces > 1 || Format::kBits > kMostBits;
+  static constexpr bool kWords = kPieces > 1 || !kBytesOfOnePiece;
   static constexpr int kPerLane = kWords ? 2 : 4;
   static constexpr int kVectors = Format::kLaneColumns / kPerLane;
   static constexpr int64_t kRunColumns = kLanes * Format::kLaneColumns;

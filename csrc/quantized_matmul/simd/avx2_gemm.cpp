@@ -1,11 +1,84 @@
-// tmp
+// Integer GEMM with AVX2 for the product kTransposed (avx2_panels.h). x of three bytes would take
+// two products of words where float32 takes one, so that float32 stays with gemm.cpp.
+#include "common/simd/panels.h"
 #include "quantized_matmul/simd/entries.h"
-namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 #if defined(MLX_ANVIL_AVX2_PRODUCTS)
-int64_t quantized_int_gemm_columns(const QuantizedMatrixView&) { return 0; }
-int64_t quantized_int_gemm_bytes(const QuantizedMatrixView&, int64_t) { return 0; }
-void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs&) {}
-bool quantized_int_gemm(const QuantizedIntGemmArgs&) { return false; }
-int64_t quantized_int_gemm_scratch(const QuantizedMatrixView&, int64_t) { return 0; }
+#include "quantized_matmul/simd/avx2_panels.h"
 #endif
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+#if defined(MLX_ANVIL_AVX2_PRODUCTS)
+
+namespace {
+
+template <class Action>
+void with_panel_elements(const QuantizedMatrixView& matrix, Action action) {
+  with_avx2_format(matrix.format, [&](auto format) {
+    using Format = decltype(format);
+    pieces_of(matrix) == 1 ? action(Avx2PanelElements<Format, 1>())
+                           : action(Avx2PanelElements<Format, 2>());
+  });
 }
+
+}  // namespace
+
+int64_t quantized_int_gemm_columns(const QuantizedMatrixView& matrix) {
+  return matrix.format.kind == QuantizedKind::kMxfp8 || pieces_of(matrix) == 3 ? 0 : kAvx2Panel;
+}
+
+int64_t quantized_int_gemm_bytes(const QuantizedMatrixView& matrix, int64_t x_rows) {
+  int64_t bytes = 0;
+  with_panel_elements(matrix, [&](auto elements) {
+    bytes = round_up(x_rows, kAvx2TileRows) / kAvx2TileRows *
+            Avx2TileLayout<decltype(elements)>(matrix).bytes();
+  });
+  return bytes;
+}
+
+void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs& args) {
+  const QuantizedMatrixView& matrix = args.matrix;
+  with_panel_elements(matrix, [&](auto elements) {
+    using Elements = decltype(elements);
+    const int64_t tile_bytes = Avx2TileLayout<Elements>(matrix).bytes();
+    with_elements(matrix.dtype, [&](auto element) {
+      const auto* const x = static_cast<const decltype(element)*>(args.x);
+      for (int64_t m = args.first; m < args.first + args.count; ++m) {
+        char* const tile = static_cast<char*>(args.to) + m / kAvx2TileRows * tile_bytes;
+        args.finite[m] = pack_avx2_tile_row<Elements>(matrix, x + m * matrix.columns, tile,
+                                                      m % kAvx2TileRows);
+      }
+    });
+  });
+}
+
+bool quantized_int_gemm(const QuantizedIntGemmArgs& args) {
+  const QuantizedMatrixView& matrix = args.matrix;
+  with_panel_elements(matrix, [&](auto elements) {
+    using Elements = decltype(elements);
+    Avx2Panel<Elements> panel(matrix, static_cast<char*>(args.scratch));
+    for (int64_t n = 0; n < args.count; n += kAvx2Panel) {
+      const int64_t left = args.count - n, rows = left < kAvx2Panel ? left : kAvx2Panel;
+      panel.multiply(args.first + n, rows, static_cast<const char*>(args.x), args.x_rows);
+      with_elements(matrix.dtype, [&](auto element) {
+        auto* const out = static_cast<decltype(element)*>(args.out) + args.first + n;
+        for (int64_t m = 0; m < args.x_rows; ++m) {
+          const float* const totals = panel.totals() + m * kAvx2Panel;
+          for (int64_t i = 0; i < rows; i += kLanes) {
+            store_columns(out + m * matrix.outputs, i, rows,
+                          load_lanes(totals + i) * Elements::Format::kFactor);
+          }
+        }
+      });
+    }
+  });
+  return true;
+}
+
+int64_t quantized_int_gemm_scratch(const QuantizedMatrixView&, int64_t x_rows) {
+  return Avx2Panel<Avx2PanelElements<Avx2E2m1, 2>>::scratch(x_rows);
+}
+
+#endif
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -8,9 +8,9 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Two products of 6-bit codes and bytes fit 16 bits.
+// Codes that straddle bytes take fewer instructions as words.
 template <class Format, int kPieces>
-using Avx2RowElements = Avx2Elements<Format, kPieces, 6>;
+using Avx2RowElements = Avx2Elements<Format, kPieces, (Format::kLaneColumns > 4)>;
 
 // Layout of a packed row: runs, and for affine formats the sum of X times its step for each group.
 // A run has the vectors of X, the second words after all first ones, then by lanes the steps, and
