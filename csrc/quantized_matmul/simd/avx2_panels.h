@@ -137,71 +137,93 @@ struct Avx2Tile {
 constexpr int kAvx2StripVectors = kAvx2Strip / kLanes;
 constexpr int64_t kAvx2StripBytes = kAvx2StripVectors * 32;  // of a step
 
-// Adds kSteps steps to the sums: of 32 bits for words, of 16 bits for bytes.
-template <bool kWords, int kRows, int kSteps>
-MLX_ANVIL_UNROLLED void add_avx2_steps(const char* codes,
-                                       const char* x,
-                                       __m256i (&sums)[kRows][kAvx2StripVectors]) {
-  unroll<kSteps>([&](auto step) __attribute__((always_inline)) {
-    __m256i w[kAvx2StripVectors];
-    for (int i = 0; i < kAvx2StripVectors; ++i) {
-      w[i] = _mm256_load_si256(
-          reinterpret_cast<const __m256i*>(codes + step.value * kAvx2StripBytes + i * 32));
-    }
-    unroll<kRows>([&](auto m) __attribute__((always_inline)) {
-      int32_t elements;
-      std::memcpy(&elements, x + step.value * 4 * kAvx2TileRows + m.value * 4, sizeof(elements));
-      const __m256i of_x = _mm256_set1_epi32(elements);
-      for (int i = 0; i < kAvx2StripVectors; ++i) {
-        __m256i& sum = sums[m.value][i];
-        sum = kWords ? _mm256_add_epi32(sum, _mm256_madd_epi16(w[i], of_x))
-                     : _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[i], of_x));
-      }
-    });
-  });
+// Adds the products of a step of a row of x to its sums: of 32 bits for words, of 16 for bytes. The
+// asm keeps this order. Compilers load all of x early, and spill it.
+template <bool kWords>
+MLX_ANVIL_UNROLLED void add_avx2_step(const __m256i (&w)[kAvx2StripVectors],
+                                      const int32_t& x,
+                                      __m256i (&sums)[kAvx2StripVectors]) {
+  static_assert(kAvx2StripVectors == 2);
+  __m256i of_x, products;
+  if constexpr (kWords) {
+    asm volatile(
+        "vpbroadcastd %6, %2\n\t"
+        "vpmaddwd %2, %4, %3\n\t"
+        "vpmaddwd %2, %5, %2\n\t"
+        "vpaddd %3, %0, %0\n\t"
+        "vpaddd %2, %1, %1"
+        : "+x"(sums[0]), "+x"(sums[1]), "=&x"(of_x), "=&x"(products)
+        : "x"(w[0]), "x"(w[1]), "m"(x));
+  } else {
+    asm volatile(
+        "vpbroadcastd %6, %2\n\t"
+        "vpmaddubsw %2, %4, %3\n\t"
+        "vpmaddubsw %2, %5, %2\n\t"
+        "vpaddw %3, %0, %0\n\t"
+        "vpaddw %2, %1, %1"
+        : "+x"(sums[0]), "+x"(sums[1]), "=&x"(of_x), "=&x"(products)
+        : "x"(w[0]), "x"(w[1]), "m"(x));
+  }
 }
 
 // Adds a tile's products to its totals.
 template <class Elements, int kRows>
 [[gnu::noinline]] void add_avx2_tile(const Avx2Tile& tile) {
   using Layout = Avx2TileLayout<Elements>;
-  constexpr int kSteps = Elements::kWords ? 8 : 4;  // in the shortest unit
+  // Bytes: all steps of a unit.
+  constexpr int kSteps = Elements::kWords ? 8 : Layout::kByteSteps;
   const char *x = tile.x, *codes = tile.codes;
   const float *steps = tile.steps, *sums_of_x = tile.sums, *scales = tile.scales;
   const int32_t* corrections = tile.corrections;
-  for (int64_t group = 0; group < tile.groups; ++group) {
-    for (int64_t unit = 0; unit < tile.units_of_group; ++unit) {
+  float* const totals = tile.totals;
+  const int64_t groups = tile.groups, units = tile.units_of_group, all_steps = tile.steps_of_unit;
+  const auto add = [&](int m, int i, f32v product, f32v factor) __attribute__((always_inline)) {
+    float* const total = totals + m * kAvx2Panel + i * kLanes;
+    store_lanes(total, load_lanes(total) + product * factor);
+  };
+  for (int64_t group = 0; group < groups; ++group) {
+    for (int64_t unit = 0; unit < units; ++unit) {
       __m256i sums[kRows][kAvx2StripVectors] = {};
-      for (int64_t step = 0; step < tile.steps_of_unit; step += kSteps) {
-        add_avx2_steps<Elements::kWords, kRows, kSteps>(codes, x, sums);
+      int64_t left = all_steps;
+      do {
+        unroll<kSteps>([&](auto step) __attribute__((always_inline)) {
+          const auto* const at =
+              reinterpret_cast<const __m256i*>(codes + step.value * kAvx2StripBytes);
+          const __m256i w[] = {_mm256_load_si256(at), _mm256_load_si256(at + 1)};
+          const auto* const of_x =
+              reinterpret_cast<const int32_t*>(x + step.value * Layout::kStepBytes);
+          unroll<kRows>([&](auto m) __attribute__((always_inline)) {
+            add_avx2_step<Elements::kWords>(w, of_x[m.value], sums[m.value]);
+          });
+        });
         codes += kSteps * kAvx2StripBytes;
         x += kSteps * Layout::kStepBytes;
-      }
+        left -= kSteps;
+      } while (Elements::kWords && left > 0);
       unroll<kRows>([&](auto m) __attribute__((always_inline)) {
-        for (int i = 0; i < kAvx2StripVectors; ++i) {
-          __m256i sum = sums[m.value][i];
+        const f32v step = splat(steps[m.value]);
+        unroll<kAvx2StripVectors>([&](auto i) __attribute__((always_inline)) {
+          __m256i sum = sums[m.value][i.value];
           if constexpr (!Elements::kWords) {
             sum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
           }
           if constexpr (Layout::kHasCorrections) {
             sum = _mm256_add_epi32(sum, _mm256_set1_epi32(corrections[m.value]));
           }
-          float* const total = tile.totals + m.value * kAvx2Panel + i * kLanes;
-          const f32v product = bits_as<f32v>(_mm256_cvtepi32_ps(sum)) * steps[m.value];
-          store_lanes(total, load_lanes(total) + product * load_lanes(scales + i * kLanes));
-        }
+          const f32v product = bits_as<f32v>(_mm256_cvtepi32_ps(sum)) * step;
+          add(m.value, i.value, product, load_lanes(scales + i.value * kLanes));
+        });
       });
       steps += kAvx2TileRows;
-      corrections += Layout::kHasCorrections ? kAvx2TileRows : 0;
+      corrections += kAvx2TileRows;
     }
     if constexpr (Layout::kHasSums) {
-      for (int m = 0; m < kRows; ++m) {
-        for (int i = 0; i < kAvx2StripVectors; ++i) {
-          float* const total = tile.totals + m * kAvx2Panel + i * kLanes;
-          const f32v biases = load_lanes(scales + kAvx2Panel + i * kLanes);
-          store_lanes(total, load_lanes(total) + biases * sums_of_x[m]);
-        }
-      }
+      unroll<kRows>([&](auto m) __attribute__((always_inline)) {
+        const f32v sum = splat(sums_of_x[m.value]);
+        unroll<kAvx2StripVectors>([&](auto i) __attribute__((always_inline)) {
+          add(m.value, i.value, sum, load_lanes(scales + kAvx2Panel + i.value * kLanes));
+        });
+      });
       sums_of_x += kAvx2TileRows;
     }
     scales += GroupScales<kAvx2Panel>::kFloatsOfGroup;
@@ -237,10 +259,11 @@ class Avx2Panel {
       for (int64_t row = 0; row < count; row += kLanes) {
         unpack(first, count, row, column, columns);
       }
-      for (int64_t m = 0; m < x_rows; m += kAvx2TileRows) {
-        const char* const packed = x + m / kAvx2TileRows * layout_.bytes();
-        const int64_t units_before = column / unit * kAvx2TileRows;
-        for (int64_t row = 0; row < count; row += kAvx2Strip) {
+      const int64_t units_before = column / unit * kAvx2TileRows;
+      // By strips: threads of one core then share L1 with half a panel each.
+      for (int64_t row = 0; row < count; row += kAvx2Strip) {
+        for (int64_t m = 0; m < x_rows; m += kAvx2TileRows) {
+          const char* const packed = x + m / kAvx2TileRows * layout_.bytes();
           const Avx2Tile tile = {
               packed + layout_.elements_at(column),
               reinterpret_cast<const float*>(packed + layout_.steps_at()) + units_before,
