@@ -1,5 +1,5 @@
 // Integer GEMM with AVX2 for the product kTransposed (avx2_panels.h). x of three bytes would take
-// two products of words where float32 takes one, so that float32 stays with gemm.cpp.
+// more instructions than float32, so that gemm.cpp multiplies it.
 #include "common/simd/panels.h"
 #include "quantized_matmul/simd/entries.h"
 #if defined(MLX_ANVIL_AVX2_PRODUCTS)
@@ -45,8 +45,8 @@ void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs& args) {
       const auto* const x = static_cast<const decltype(element)*>(args.x);
       for (int64_t m = args.first; m < args.first + args.count; ++m) {
         char* const tile = static_cast<char*>(args.to) + m / kAvx2TileRows * tile_bytes;
-        args.finite[m] = pack_avx2_tile_row<Elements>(matrix, x + m * matrix.columns, tile,
-                                                      m % kAvx2TileRows);
+        args.finite[m] =
+            pack_avx2_tile_row<Elements>(matrix, x + m * matrix.columns, tile, m % kAvx2TileRows);
       }
     });
   });

@@ -1,7 +1,6 @@
 // Integer GEMV with AVX2: the products of int_gemv.cpp with vpmaddubsw, which multiplies bytes, and
-// vpmaddwd, which multiplies words. Rows of w are read one at a time: on AMD's processors, hardware
-// prefetches follow one row better than several. A row of x takes the same steps for every number
-// of rows.
+// vpmaddwd, which multiplies words. Rows of w are read one after the other, in the order of memory.
+// A row of x takes the same steps for every number of rows.
 //
 //   for each strip of rows of w: read their scales
 //     for each chunk of columns: for each row of the strip: for each run (avx2_codes.h):
@@ -19,7 +18,7 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-constexpr int kAvx2Strip = 8;  // rows of w
+constexpr int kGemvStrip = 8;  // rows of w
 
 MLX_ANVIL_UNROLLED __m256i load_vector(const char* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -31,6 +30,8 @@ using Vectors = __m256i[Elements::kVectors];
 // The sums of a run's lanes.
 template <class Elements>
 MLX_ANVIL_UNROLLED __m256i sums_of_run(const Vectors<Elements>& codes, const char* x) {
+  constexpr int kMostOfPair = 2 * 127 * Elements::Format::kLargestByte;
+  static_assert(Elements::kWords || kMostOfPair * Elements::kVectors < 32768);
   __m256i sums;
   unroll<Elements::kVectors>([&](auto v) __attribute__((always_inline)) {
     const __m256i of_x = load_vector(x + v.value * 32);
@@ -75,12 +76,12 @@ class Avx2Gemv {
         w_row_bytes_(args.matrix.columns * Format::kBits / 8),
         runs_at_once_(kRows == 1 || layout_.runs < kRunsOfChunk ? layout_.runs : kRunsOfChunk),
         // With chunks, to the same columns of the next strip.
-        ahead_(runs_at_once_ < layout_.runs ? kAvx2Strip * w_row_bytes_ : kAheadBytes) {}
+        ahead_(runs_at_once_ < layout_.runs ? kGemvStrip * w_row_bytes_ : kAheadBytes) {}
 
   void run() {
-    for (int64_t n = 0; n < args_.count; n += kAvx2Strip) {
-      const int64_t rows = args_.count - n < kAvx2Strip ? args_.count - n : kAvx2Strip;
-      f32v totals[kAvx2Strip][kRows] = {};
+    for (int64_t n = 0; n < args_.count; n += kGemvStrip) {
+      const int64_t rows = args_.count - n < kGemvStrip ? args_.count - n : kGemvStrip;
+      f32v totals[kGemvStrip][kRows] = {};
       for (int64_t r = 0; r < rows; ++r) {
         scales_.read(args_.first + n + r, r);
       }
@@ -109,9 +110,8 @@ class Avx2Gemv {
                        (args_.first + n + r) * w_row_bytes_ + run * Elements::kRunBytes;
     const char* x = reinterpret_cast<const char*>(args_.x) + run * Layout::kRunBytes;
     f32v totals[kRows];
-    unroll<kRows>([&](auto m) __attribute__((always_inline)) {
-      totals[m.value] = of_row[m.value];
-    });
+    unroll<kRows>([&](auto m)
+                      __attribute__((always_inline)) { totals[m.value] = of_row[m.value]; });
     const int64_t whole = layout_.columns / Elements::kRunColumns;
     const int64_t whole_end = whole < end ? whole : end;
     for (; run < whole_end; ++run) {
@@ -124,12 +124,13 @@ class Avx2Gemv {
       const __m256i some = Format::load_some(w, layout_.columns - run * Elements::kRunColumns);
       add_run(some, scales_.scale(run, r), x, totals);
     }
-    unroll<kRows>([&](auto m) __attribute__((always_inline)) {
-      of_row[m.value] = totals[m.value];
-    });
+    unroll<kRows>([&](auto m)
+                      __attribute__((always_inline)) { of_row[m.value] = totals[m.value]; });
   }
 
-  MLX_ANVIL_UNROLLED void add_run(__m256i run, f32v scale, const char* x,
+  MLX_ANVIL_UNROLLED void add_run(__m256i run,
+                                  f32v scale,
+                                  const char* x,
                                   f32v (&totals)[kRows]) const {
     asm("" : "+x"(run));  // loaded once
     Vectors<Elements> codes;
@@ -171,9 +172,8 @@ class Avx2Gemv {
 template <class Action>
 void with_row_elements(const QuantizedMatrixView& matrix, Action action) {
   with_avx2_format(matrix.format, [&](auto format) {
-    with_pieces(matrix, [&](auto pieces) {
-      action(Avx2RowElements<decltype(format), pieces.value>());
-    });
+    with_pieces(matrix,
+                [&](auto pieces) { action(Avx2RowElements<decltype(format), pieces.value>()); });
   });
 }
 
@@ -182,9 +182,8 @@ void with_row_elements(const QuantizedMatrixView& matrix, Action action) {
 int64_t quantized_int_row_bytes(const QuantizedMatrixView& matrix) {
   int64_t bytes = 0;
   if (matrix.format.kind != QuantizedKind::kMxfp8) {
-    with_row_elements(matrix, [&](auto elements) {
-      bytes = Avx2RowLayout<decltype(elements)>(matrix).bytes();
-    });
+    with_row_elements(
+        matrix, [&](auto elements) { bytes = Avx2RowLayout<decltype(elements)>(matrix).bytes(); });
   }
   return bytes;
 }
@@ -214,7 +213,7 @@ void quantized_int_gemv(const QuantizedGemvArgs& args) {
 }
 
 int64_t quantized_int_gemv_scratch(const QuantizedMatrixView& matrix) {
-  return kAvx2Strip * RowScales::scratch(matrix);
+  return kGemvStrip * RowScales::scratch(matrix);
 }
 
 #endif

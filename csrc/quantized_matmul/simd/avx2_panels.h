@@ -4,7 +4,7 @@
 //
 //   for each panel of kAvx2Panel rows of w: for each chunk of columns:
 //     unpack the codes; read the scales
-//     for each tile of rows of x: for each strip of the panel: for each unit of columns:
+//     for each strip of the panel: for each tile of rows of x: for each unit of columns:
 //       sums = correction + sum of codes * X              (vpmaddubsw or vpmaddwd)
 //       totals += sums * step * scale
 //       at the end of a group: totals += bias * (sum of x)
@@ -260,7 +260,6 @@ class Avx2Panel {
         unpack(first, count, row, column, columns);
       }
       const int64_t units_before = column / unit * kAvx2TileRows;
-      // By strips: threads of one core then share L1 with half a panel each.
       for (int64_t row = 0; row < count; row += kAvx2Strip) {
         for (int64_t m = 0; m < x_rows; m += kAvx2TileRows) {
           const char* const packed = x + m / kAvx2TileRows * layout_.bytes();

@@ -171,7 +171,8 @@ class GroupScales {
     for (int block = 0; block < kRows; block += kLanes) {
       for (int64_t group = 0; group < count; group += kLanes) {
         f32v scales[kLanes], shifts[kLanes] = {};
-        read_scales(matrix, matrix.weights.scales, row + block, rows - block, first + group, scales);
+        read_scales(matrix, matrix.weights.scales, row + block, rows - block, first + group,
+                    scales);
         if constexpr (Format::kHasBiases) {
           read_scales(matrix, matrix.weights.biases, row + block, rows - block, first + group,
                       shifts);
