@@ -36,12 +36,15 @@ NO_FALLBACK = "mlx-anvil: llama.Model: no call fell back to MLX's ops."
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a 4-bit Llama with random weights and a tokenizer of 96 words."""
+    """The folder of a 4-bit Llama with random weights and a tokenizer of 96 words.
+
+    The end of a text is a word that the model does not have: random weights never choose it.
+    """
     folder = tmp_path_factory.mktemp("model")
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)} | {"end": VOCABULARY}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w95", chat_template=template)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="end", chat_template=template)
     tokenizer.save_pretrained(folder)
     llama = Architecture("llama").build()
     nn.quantize(llama, group_size=32, bits=4)
