@@ -136,12 +136,17 @@ def per_token(timing: Timing, calls: int) -> Timing:
     return Timing.of([seconds / calls for seconds in timing.rounds])
 
 
+def huge_pages(size: int) -> np.ndarray[Any, Any]:
+    """As many bytes, to read."""
+    source = mx.ones(size // 4)
+    use_huge_pages(source)
+    return np.asarray(source)
+
+
 def read_of(model: Any) -> Run:
     """Reads as many bytes as a token does, as often as a round has tokens. Of the embedding it needs one row."""
     arrays: Any = tree_flatten(model.parameters())
-    source = mx.ones(sum(array.nbytes for name, array in arrays if "embed_tokens" not in name) // 4)
-    use_huge_pages(source)
-    memory = np.asarray(source)
+    memory = huge_pages(sum(array.nbytes for name, array in arrays if "embed_tokens" not in name))
     return lambda: [_ext._read(memory) for _ in range(TOKENS_A_ROUND)]
 
 

@@ -20,18 +20,17 @@ from harness import as_json, console_table, measure, write_results
 
 import click
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_flatten
 from rich.console import Console
 from rich.table import Table
 
-from lm import PROMPT, SHAPE, Run, rounded
+from lm import PROMPT, SHAPE, TOKENS_A_ROUND, Run, huge_pages, rounded
 from mlx_anvil import _ext, flash_attention, rope_and_cache, trace, use_huge_pages
 from mlx_anvil._check import dtype_name
 from mlx_anvil.bench.model import decode_step, prefill, random_cache, random_llama, random_tokens
 from mlx_anvil.bench.random_weights import patched_twin
 from mlx_anvil.reference import DTYPES
-from tables import STAGES
+from tables import STAGES, stages_of_tokens
 
 HEAD_DIM = SHAPE.hidden // SHAPE.heads
 OURS, MLX = "mlx-anvil", "MLX"
@@ -106,9 +105,7 @@ class Step:
 
 def profile(step: Step, whole: Run, weight_bytes: int) -> dict[str, Any]:
     parts = step.parts()
-    ones = mx.ones(weight_bytes // 4)
-    use_huge_pages(ones)
-    source = np.asarray(ones)
+    source = huge_pages(weight_bytes)
     contestants = {"step": whole, "read": lambda: _ext._read(source)} | {name: run for name, (_, run) in parts.items()}
     timings = measure(contestants, rounds=7, least_seconds=0.01, budget_seconds=10)
     return {
@@ -123,13 +120,10 @@ def profile(step: Step, whole: Run, weight_bytes: int) -> dict[str, Any]:
 
 def timeline(model: Any, token: mx.array, weight_bytes: int) -> dict[str, float]:
     """Medians of the seconds of a token's stages."""
-    generated = 32
     cache = random_cache(model, PROMPT)
-    ones = mx.ones(weight_bytes // 4)
-    use_huge_pages(ones)
-    source = np.asarray(ones)
-    stages: dict[str, list[float]] = {"graph": [], "products": [], "other kernels": [], "between": [], "read": []}
-    for _ in range(generated):
+    source = huge_pages(weight_bytes)
+    stages: dict[str, list[float]] = {name: [] for name in STAGES}
+    for _ in range(TOKENS_A_ROUND):
         with trace() as log:
             start = time.perf_counter()
             token = mx.argmax(model(token, cache)[:, -1:], axis=-1)
@@ -181,11 +175,10 @@ def table(line: dict[str, Any]) -> Table:
 
 
 def table_of_stages(lines: list[dict[str, Any]]) -> Table:
-    result = console_table("one token, ms", words=("dtype", "bits"), figures=(*STAGES.values(), "of read"))
-    for line in lines:
-        for bits, stages in line.get("timeline", {}).items():
-            cells = [f"{stages[name] * 1e3:.2f}" for name in STAGES]
-            result.add_row(line["dtype"], bits, *cells, f"{stages['read'] / stages['products']:.2f}")
+    (dtype, bits, *figures), cells = stages_of_tokens(lines)
+    result = console_table("one token, ms", words=(dtype, bits), figures=figures)
+    for row in cells:
+        result.add_row(*row)
     return result
 
 

@@ -153,24 +153,22 @@ def language_model_parts(results: Results) -> str:
     return _markdown(heads, rows)
 
 
-# The stages of a token (profile_lm.py), and what tables call them.
-STAGES = {
-    "graph": "graph",
-    "products": "products",
-    "other kernels": "other kernels",
-    "between": "between",
-    "read": "a read",
-}
+# The stages of a token, as profile_lm.py measures them.
+STAGES = ("graph", "products", "other kernels", "between", "read")
+
+
+def stages_of_tokens(lines: list[Results]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: milliseconds of each stage, and the time of a read over that of the products."""
+    rows = []
+    for line in lines:
+        for bits, stages in line.get("timeline", {}).items():  # of a decode
+            cells = [f"{stages[name] * 1e3:.2f}" for name in STAGES]
+            rows.append([line["dtype"], bits, *cells, f"{stages['read'] / stages['products']:.2f}"])
+    return ["dtype", "bits", *STAGES, "of read"], rows
 
 
 def language_model_stages(results: Results) -> str:
-    """Milliseconds of each stage of a token, and the time of a read over that of the products."""
-    rows = []
-    for line in results["rows"]:
-        for bits, stages in line.get("timeline", {}).items():
-            cells = [f"{stages[name] * 1e3:.2f}" for name in STAGES]
-            rows.append([line["dtype"], bits, *cells, f"{stages['read'] / stages['products']:.2f}"])
-    return _markdown(["", "bits", *STAGES.values(), "of read"], rows)
+    return _markdown(*stages_of_tokens(results["rows"]))
 
 
 # Contestants of bench/cuda.py that are not MLX's ops on the same arrays.
