@@ -1,8 +1,8 @@
 // Integer GEMM on 64-bit Arm for the product kTransposed (arm_panels.h).
-#include "common/simd/panels.h"
 #include "quantized_matmul/simd/entries.h"
 #if defined(__ARM_FEATURE_DOTPROD)
 #include "quantized_matmul/simd/arm_panels.h"
+#include "quantized_matmul/simd/panel_results.h"
 #endif
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
@@ -34,25 +34,10 @@ void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs& args) {
 }
 
 bool quantized_int_gemm(const QuantizedIntGemmArgs& args) {
-  const QuantizedMatrixView& matrix = args.matrix;
-  with_arm_format(matrix.format, [&](auto format) {
+  with_arm_format(args.matrix.format, [&](auto format) {
     using Format = decltype(format);
-    with_pieces(matrix, [&](auto pieces) {
-      ArmPanel<Format, pieces.value> panel(matrix, static_cast<char*>(args.scratch));
-      for (int64_t n = 0; n < args.count; n += kArmPanel) {
-        const int64_t left = args.count - n, rows = left < kArmPanel ? left : kArmPanel;
-        panel.multiply(args.first + n, rows, static_cast<const char*>(args.x), args.x_rows);
-        with_elements(matrix.dtype, [&](auto element) {
-          auto* const out = static_cast<decltype(element)*>(args.out) + args.first + n;
-          for (int64_t m = 0; m < args.x_rows; ++m) {
-            const float* const totals = panel.totals() + m * kArmPanel;
-            for (int64_t i = 0; i < rows; i += kLanes) {
-              store_columns(out + m * matrix.outputs, i, rows,
-                            load_lanes(totals + i) * Format::kFactor);
-            }
-          }
-        });
-      }
+    with_pieces(args.matrix, [&](auto pieces) {
+      multiply_panels<ArmPanel<Format, pieces.value>>(args, Format::kFactor);
     });
   });
   return true;

@@ -177,6 +177,8 @@ template <int kPieces, int kRows, bool kHasBiases>
 template <class Format, int kPieces>
 class ArmPanel {
  public:
+  static constexpr int kRows = kArmPanel;  // of w
+
   // Bytes of scratch memory.
   static int64_t scratch(int64_t x_rows) {
     return kTotalsAt + x_rows * kArmPanel * static_cast<int64_t>(sizeof(float));

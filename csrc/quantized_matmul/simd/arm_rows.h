@@ -67,47 +67,30 @@ bool pack_arm_row(const QuantizedMatrixView& matrix, const T* x, char* to) {
   // A byte with its top bit set is 256 less as a signed byte, so the byte above it must be one
   // more.
   constexpr uint32_t kCarry = kPieces == 1 ? 0u : kPieces == 2 ? 0x80u : 0x8080u;
-  constexpr int kMostVectors = 128 / kLanes;
   float* const steps = reinterpret_cast<float*>(to + layout.steps_at());
   float* const sums = reinterpret_cast<float*>(to + layout.sums_at());
   std::memset(to, 0, layout.bytes());
+  IntUnit<kPieces> unit;
   for (int64_t column = 0; column < layout.columns; column += layout.unit) {
-    f32v numbers[kMostVectors];
-    Largest largest;
-    const int64_t vectors = layout.unit / kLanes;
-    for (int64_t v = 0; v < vectors; ++v) {
-      numbers[v] = load_lanes(x + column + v * kLanes);
-      largest.add(numbers[v]);
-    }
-    if (!largest.finite()) {
+    if (!unit.round(x + column, layout.unit)) {
       return false;
-    }
-    const IntSteps<kPieces> powers(splat(largest.of_all()));
-    alignas(16) uint32_t integers[128];
-    i32v sum{};
-    for (int64_t v = 0; v < vectors; ++v) {
-      const i32v rounded_numbers = rounded(numbers[v] * powers.factor);
-      sum += rounded_numbers;
-      const u32v pieces = (bits_as<u32v>(rounded_numbers) + kCarry) ^ kCarry;
-      std::memcpy(integers + v * kLanes, &pieces, sizeof(pieces));
     }
     for (int64_t first = 0; first < layout.unit; first += Format::kColumns) {
       for (int i = 0; i < Format::kVectors; ++i) {
         char* const bytes = to + layout.vectors_at(column + first + 16 * i);
         for (int b = 0; b < 16; ++b) {
-          const uint32_t integer = integers[first + Format::column(i, b)];
+          const auto whole = static_cast<uint32_t>(unit[first + Format::column(i, b)]);
+          const uint32_t integer = (whole + kCarry) ^ kCarry;
           for (int piece = 0; piece < kPieces; ++piece) {
             bytes[layout.place(b, piece)] = static_cast<char>(integer >> (8 * piece));
           }
         }
       }
     }
-    const float step = powers.step[0];
-    steps[column / layout.unit] = step;
+    steps[column / layout.unit] = unit.step();
     if constexpr (Format::kHasBiases) {
       // Biases multiply the rounded x, as in int_rows.h.
-      const int32_t total = vaddvq_s32(bits_as<int32x4_t>(sum));
-      sums[column / layout.group] += static_cast<float>(total) * step;
+      sums[column / layout.group] += static_cast<float>(unit.sum()) * unit.step();
     }
   }
   return true;

@@ -1,9 +1,9 @@
 // Integer GEMM with AVX2 for the product kTransposed (avx2_panels.h). x of three bytes would take
 // more instructions than float32, so that gemm.cpp multiplies it.
-#include "common/simd/panels.h"
 #include "quantized_matmul/simd/entries.h"
 #if defined(MLX_ANVIL_AVX2_PRODUCTS)
 #include "quantized_matmul/simd/avx2_panels.h"
+#include "quantized_matmul/simd/panel_results.h"
 #endif
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
@@ -53,24 +53,9 @@ void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs& args) {
 }
 
 bool quantized_int_gemm(const QuantizedIntGemmArgs& args) {
-  const QuantizedMatrixView& matrix = args.matrix;
-  with_panel_elements(matrix, [&](auto elements) {
+  with_panel_elements(args.matrix, [&](auto elements) {
     using Elements = decltype(elements);
-    Avx2Panel<Elements> panel(matrix, static_cast<char*>(args.scratch));
-    for (int64_t n = 0; n < args.count; n += kAvx2Panel) {
-      const int64_t left = args.count - n, rows = left < kAvx2Panel ? left : kAvx2Panel;
-      panel.multiply(args.first + n, rows, static_cast<const char*>(args.x), args.x_rows);
-      with_elements(matrix.dtype, [&](auto element) {
-        auto* const out = static_cast<decltype(element)*>(args.out) + args.first + n;
-        for (int64_t m = 0; m < args.x_rows; ++m) {
-          const float* const totals = panel.totals() + m * kAvx2Panel;
-          for (int64_t i = 0; i < rows; i += kLanes) {
-            store_columns(out + m * matrix.outputs, i, rows,
-                          load_lanes(totals + i) * Elements::Format::kFactor);
-          }
-        }
-      });
-    }
+    multiply_panels<Avx2Panel<Elements>>(args, Elements::Format::kFactor);
   });
   return true;
 }

@@ -71,24 +71,10 @@ bool pack_avx2_tile_row(const QuantizedMatrixView& matrix, const T* x, char* til
   float* const steps = reinterpret_cast<float*>(tile + layout.steps_at()) + m;
   int32_t* const corrections = reinterpret_cast<int32_t*>(tile + layout.corrections_at()) + m;
   float* const sums = reinterpret_cast<float*>(tile + layout.sums_at()) + m;
+  IntUnit<Elements::kPieces> unit;
   for (int64_t column = 0; column < layout.columns; column += layout.unit) {
-    f32v numbers[128 / kLanes];
-    Largest largest;
-    const int64_t vectors = layout.unit / kLanes;
-    for (int64_t v = 0; v < vectors; ++v) {
-      numbers[v] = load_lanes(x + column + v * kLanes);
-      largest.add(numbers[v]);
-    }
-    if (!largest.finite()) {
+    if (!unit.round(x + column, layout.unit)) {
       return false;
-    }
-    const IntSteps<Elements::kPieces> powers(splat(largest.of_all()));
-    alignas(32) int32_t integers[128];
-    i32v sum{};
-    for (int64_t v = 0; v < vectors; ++v) {
-      const i32v rounded_numbers = rounded(numbers[v] * powers.factor);
-      sum += rounded_numbers;
-      std::memcpy(integers + v * kLanes, &rounded_numbers, sizeof(rounded_numbers));
     }
     char* to = tile + layout.elements_at(column) + 4 * m;
     for (int64_t lane = 0; lane < layout.unit; lane += kLaneColumns) {
@@ -96,25 +82,21 @@ bool pack_avx2_tile_row(const QuantizedMatrixView& matrix, const T* x, char* til
         uint32_t elements = 0;
         for (int i = 0; i < Elements::kPerLane; ++i) {
           constexpr int kBits = 32 / Elements::kPerLane;
-          const auto integer = static_cast<uint32_t>(integers[lane + Elements::code(v, i)]);
+          const auto integer = static_cast<uint32_t>(unit[lane + Elements::code(v, i)]);
           elements |= (integer & ((1u << kBits) - 1)) << (kBits * i);
         }
         std::memcpy(to, &elements, sizeof(elements));
       }
     }
-    int32_t total = 0;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      total += sum[lane];
-    }
-    const float step = powers.step[0];
-    steps[column / layout.unit * kAvx2TileRows] = step;
+    steps[column / layout.unit * kAvx2TileRows] = unit.step();
     if constexpr (Layout::kHasCorrections) {
-      corrections[column / layout.unit * kAvx2TileRows] = total * -Elements::kOffset;
+      corrections[column / layout.unit * kAvx2TileRows] = unit.sum() * -Elements::kOffset;
     }
     if constexpr (Layout::kHasSums) {
       // Biases multiply the rounded x, as in int_rows.h.
       float& to_group = sums[column / layout.group * kAvx2TileRows];
-      to_group = (column % layout.group == 0 ? 0.0f : to_group) + static_cast<float>(total) * step;
+      to_group = (column % layout.group == 0 ? 0.0f : to_group) +
+                 static_cast<float>(unit.sum()) * unit.step();
     }
   }
   return true;
@@ -236,6 +218,8 @@ template <class Elements, int kRows>
 template <class Elements>
 class Avx2Panel {
  public:
+  static constexpr int kRows = kAvx2Panel;  // of w
+
   // Bytes of scratch memory.
   static int64_t scratch(int64_t x_rows) {
     return kTotalsAt + x_rows * kAvx2Panel * static_cast<int64_t>(sizeof(float));

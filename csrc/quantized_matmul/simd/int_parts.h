@@ -130,6 +130,50 @@ struct IntSteps {
   }
 };
 
+// One unit of a row of x, of up to 128 elements, as integers with one step.
+template <int kPieces>
+class IntUnit {
+ public:
+  // Returns false if an element is not finite.
+  template <class T>
+  bool round(const T* x, int64_t count) {
+    f32v numbers[kMost / kLanes];
+    Largest largest;
+    const int64_t vectors = count / kLanes;
+    for (int64_t v = 0; v < vectors; ++v) {
+      numbers[v] = load_lanes(x + v * kLanes);
+      largest.add(numbers[v]);
+    }
+    if (!largest.finite()) {
+      return false;
+    }
+    const IntSteps<kPieces> steps(splat(largest.of_all()));
+    i32v sums{};
+    for (int64_t v = 0; v < vectors; ++v) {
+      const i32v integers = rounded(numbers[v] * steps.factor);
+      sums += integers;
+      std::memcpy(integers_ + v * kLanes, &integers, sizeof(integers));
+    }
+    step_ = steps.step[0];
+    sum_ = 0;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      sum_ += sums[lane];
+    }
+    return true;
+  }
+
+  int32_t operator[](int64_t i) const { return integers_[i]; }
+  float step() const { return step_; }
+  int32_t sum() const { return sum_; }
+
+ private:
+  static constexpr int kMost = 128;
+
+  alignas(64) int32_t integers_[kMost];
+  float step_;
+  int32_t sum_;
+};
+
 // ---- scales -------------------------------------------------------------------------------------
 
 // Reads scales or biases of up to kLanes rows from `row` on: one vector of rows per group, from
